@@ -27,7 +27,7 @@ from mafrt.coach import Case
 from mafrt.coach.api_coach import RemoteCoach
 from mafrt.coach.budget import Budget
 from mafrt.coach.cache import VerdictCache
-from mafrt.coach.judge_prompt import Ask
+from mafrt.coach.judge_prompt import JudgeQuestion
 from mafrt.coach.providers import OpenAIProvider, Provider, Reply
 from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import load_rubric
@@ -47,7 +47,7 @@ class _Stub:
     def __init__(self, latency_s: float) -> None:
         self.latency_s = latency_s
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: JudgeQuestion) -> Reply:
         await asyncio.sleep(self.latency_s)
         return Reply(VERDICT, False, 500, 20)
 

@@ -14,13 +14,13 @@ from mafrt.config.algorithm_groups import CriticSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
-from mafrt.runners.schedules import Cast, Delayed, Schedule, make_schedule, self_play
+from mafrt.runners.schedules import AgentAdapters, CriticWarmup, Schedule, make_schedule, self_play
 from mafrt.storage.checkpoint import REFERENCE
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 
 
 @dataclass(frozen=True)
-class Rule:
+class RunAlgorithm:
     """An algorithm in a run: its settings, and the values derived from them and the run."""
 
     settings: Algorithm
@@ -71,7 +71,7 @@ class Rule:
         )
 
 
-def with_reference(config: TrainConfig, start: Loadable | None) -> TrainConfig:
+def with_reference(config: TrainConfig, start: LoadSource | None) -> TrainConfig:
     """`config` with the reference of the KL penalty decided: as it says, or by what the run starts from.
 
     A run that goes on from a checkpoint keeps the one that it has; adapters that a run starts from are the reference,
@@ -89,7 +89,7 @@ def with_reference(config: TrainConfig, start: Loadable | None) -> TrainConfig:
     return replace(config, algorithm=replace(settings, reference="initial" if initial else "base"))
 
 
-def resolve_rule(config: TrainConfig, team: Team) -> Rule:
+def resolve_rule(config: TrainConfig, team: Team) -> RunAlgorithm:
     """Check the algorithm's settings against the run. Needs no model.
 
     Raises:
@@ -117,7 +117,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
             f"dynamic_sampling_rounds is {rounds}, which compares the samples of a task, and n_samples is 1; ask for "
             "at least 2, or leave dynamic_sampling_rounds out."
         )
-    return Rule(
+    return RunAlgorithm(
         settings=settings,
         # Limits of each agent, since DAPO's penalty and Dr. GRPO's constant refer to the answer that was allowed.
         token_limits={agent.name: agent.max_new_tokens or config.play.max_new_tokens for agent in team.agents},
@@ -194,8 +194,8 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
         # The background rollout would sample from members that are being exchanged.
         if config.play.async_steps:
             raise ConfigError("a league renews its members between iterations; leave --async_steps or --league out.")
-        cast = Cast.of(team.names, frozen=frozen, adapters=adapters)
-        return self_play(cast, config.team.league, config.team.league_interval, config.run.seed)
+        assigned = AgentAdapters.of(team.names, frozen=frozen, adapters=adapters)
+        return self_play(assigned, config.team.league, config.team.league_interval, config.run.seed)
     by_turns = "round_robin" if interval and settings.schedule == "concurrent" else settings.schedule
     schedule = make_schedule(
         by_turns,
@@ -207,7 +207,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
     )
     # Only a critic has anything to warm up; the actors wait for it.
     warmup = settings.warmup_steps if isinstance(settings, CriticSettings) else 0
-    return Delayed(schedule, warmup) if warmup else schedule
+    return CriticWarmup(schedule, warmup) if warmup else schedule
 
 
 def _check_temperatures(config: TrainConfig, team: Team) -> None:

@@ -64,9 +64,9 @@ class AsyncRollout(Generic[T]):
                 # Turns then carry the version of the adapter itself, from which `staleness` counts.
                 self.base.versions[copy] = self.base.versions[name]
 
-    def adapters(self, cast: Mapping[str, str]) -> dict[str, str]:
+    def adapters(self, adapter_of: Mapping[str, str]) -> dict[str, str]:
         """Agent -> the copy of its adapter."""
-        return {agent: self.copies[name] for agent, name in cast.items()}
+        return {agent: self.copies[name] for agent, name in adapter_of.items()}
 
     def start(self, play: Callable[[], T]) -> None:
         """Start the rollout of the next batch in a thread."""
@@ -120,11 +120,11 @@ class AsyncRollout(Generic[T]):
             raise CheckpointError(f"{path} has no {error}; go on with the team it was saved with.") from None
 
 
-def staleness(turns: Iterable[Turn], versions: Mapping[str, int], cast: Mapping[str, str]) -> dict[str, float]:
+def staleness(turns: Iterable[Turn], versions: Mapping[str, int], adapter_of: Mapping[str, str]) -> dict[str, float]:
     """`staleness/AGENT`: updates of the agent's adapter since sampling, mean over its turns."""
     ages: dict[str, list[int]] = {}
     for turn in turns:
-        ages.setdefault(turn.agent, []).append(versions[cast[turn.agent]] - turn.adapter_version)
+        ages.setdefault(turn.agent, []).append(versions[adapter_of[turn.agent]] - turn.adapter_version)
     return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in ages.items()}
 
 

@@ -31,11 +31,11 @@ from mafrt.models.sharding import FullyShard, Zero3
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.continued_tree import ContinuedTreePlayer
 from mafrt.rollout.player import Feedback, Player
-from mafrt.rollout.prompts import Voice
+from mafrt.rollout.prompts import AgentTokenizer
 from mafrt.rollout.tree_player import TreePlayer
-from mafrt.runners.algorithm import Rule
+from mafrt.runners.algorithm import RunAlgorithm
 from mafrt.runners.checks import check_window
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import make_entropy_schedule, make_lr_schedule
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mafrt.engines.local.engine import LocalEngine
 
 
-def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initial: Loadable | None = None) -> None:
+def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initial: LoadSource | None = None) -> None:
     """Add an adapter to `base` for every adapter of the team that is not there yet.
 
     Adapter folders in `initial` that are not from a mafrt run keep their own shape (`adapter_config.json`) in place of
@@ -72,7 +72,7 @@ def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initia
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 
-def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> AnyCritic:
+def make_critic(base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm) -> AnyCritic:
     """The rule's critic, or the mixer that takes its place; of several bases, one for each."""
     kind, seed = declared(rule.settings.critic_class), seed_of(config.run.seed, "critic")
     if not isinstance(base, SeveralBases):
@@ -86,7 +86,7 @@ def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> Any
 
 
 def make_learner(
-    base: Bases, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
+    base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm, sampling: Mapping[str, SamplingParams]
 ) -> AnyLearner:
     """The learner, with each adapter's own optimizer and loss settings; of several bases, one for each."""
     if isinstance(base, SeveralBases):
@@ -104,7 +104,7 @@ def _on(team: Team, bases: SeveralBases, part: SharedBase) -> Team:
 
 
 def _make_learner(
-    base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
+    base: SharedBase, team: Team, config: TrainConfig, rule: RunAlgorithm, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
     # Set on the base, since its blocks are what is computed twice.
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
@@ -142,14 +142,16 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
     )
 
 
-def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, Voice]:
+def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, AgentTokenizer]:
     """Tokenizer and window of every agent, from the base that it sits on.
 
     Raises:
         ConfigError: `window`, the one that is asked for, is larger than a base was trained for.
     """
     parts = {name: base.of_agent(name) for name in team.names}
-    return {name: Voice(part.tokenizer, check_window(window, part.context_window)) for name, part in parts.items()}
+    return {
+        name: AgentTokenizer(part.tokenizer, check_window(window, part.context_window)) for name, part in parts.items()
+    }
 
 
 def make_player(
@@ -157,7 +159,7 @@ def make_player(
     base: Bases,
     team: Team,
     config: TrainConfig,
-    rule: Rule,
+    rule: RunAlgorithm,
     sampling: Mapping[str, SamplingParams],
     window: int,
     context: CreditContext,

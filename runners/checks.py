@@ -16,7 +16,7 @@ from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.models.load_bases import check_template
-from mafrt.rollout.prompts import Voice, encode_prompt
+from mafrt.rollout.prompts import AgentTokenizer, encode_prompt
 from mafrt.rollout.stratified_order import strata_of
 from mafrt.rollout.tree_player import scorable
 from mafrt.runners.async_rollout import check_async
@@ -24,7 +24,7 @@ from mafrt.runners.limits import check_limits
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
-    from mafrt.runners.algorithm import Rule
+    from mafrt.runners.algorithm import RunAlgorithm
 
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
@@ -36,7 +36,7 @@ def check_run(
     env: Env,
     team: Team,
     config: TrainConfig,
-    rule: Rule,
+    rule: RunAlgorithm,
     coach: Coach | None,
     models: Mapping[str, str],
     *,
@@ -113,7 +113,7 @@ def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
     reach_servers(config.engine, model)
 
 
-def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, rule: Rule) -> None:
+def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, rule: RunAlgorithm) -> None:
     """Refuse a team on several bases where that cannot be exact. Needs no model; nothing is refused on one base.
 
     Args:
@@ -234,7 +234,7 @@ def check_window(window: int | None, trained: int) -> int:
     return window or trained
 
 
-def check_prompts(env: Env, team: Team, voices: Mapping[str, Voice]) -> None:
+def check_prompts(env: Env, team: Team, voices: Mapping[str, AgentTokenizer]) -> None:
     """Encode the first prompts of the tasks. Raises PromptTooLongError, naming the first task that does not fit."""
     count = env.num_tasks or 1
     step = max(1, -(-count // (_CHECKED_COSTLY if env.unwrapped.costly_reset else _CHECKED)))

@@ -25,7 +25,7 @@ from mafrt.rollout.left_out import fill_contributions
 from mafrt.rollout.player import Player, PlayStats, measures_of
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
 from mafrt.rollout.task_stream import Order, TaskStream, own_slots, shuffled_passes
-from mafrt.runners.algorithm import Rule
+from mafrt.runners.algorithm import RunAlgorithm
 from mafrt.runners.async_rollout import AsyncRollout
 from mafrt.runners.judge import Judge
 
@@ -52,7 +52,7 @@ class Collector:
     base: Bases
     """has the adapters of the team"""
     config: TrainConfig
-    rule: Rule
+    rule: RunAlgorithm
     """decides on dynamic sampling and the cast"""
     player: Player
     """plays with the current adapters; evaluations share it"""
@@ -115,9 +115,11 @@ class Collector:
 
     def play(self, iteration: int, drawn: int) -> CollectedBatch:
         """Play the batch of `iteration` now; see `batch`."""
-        cast = self.rule.schedule.plan(iteration).adapters
+        adapter_of = self.rule.schedule.plan(iteration).adapters
         # The adapters of the schedule for this iteration, or their copies.
-        player = self.player.cast(self.async_rollout.adapters(cast) if self.async_rollout is not None else cast)
+        player = self.player.with_adapters(
+            self.async_rollout.adapters(adapter_of) if self.async_rollout is not None else adapter_of
+        )
         turns = self.config.play.episode_length * len(player.team.agents)
         starts = self._stream(iteration, self.blocks, drawn, 0, turns)
         episodes, stats = self._play_through(player, starts)
@@ -189,7 +191,7 @@ class Collector:
 
 
 def batch_metrics(
-    rule: Rule, team: Team, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats
+    rule: RunAlgorithm, team: Team, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats
 ) -> dict[str, float]:
     """Metrics of the batch: scores, lengths, the environment's own measures, and lost episodes."""
     scores = [episode.score for episode in episodes]

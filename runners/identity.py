@@ -16,7 +16,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, shipped
 from mafrt.environment.base import Env
 from mafrt.environment.registry import ENVIRONMENTS
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.storage.run_record import (
     BaseRecord,
     EnvironmentRecord,
@@ -59,7 +59,7 @@ TRAINING_DATA = ("dataset_path", "data_root", "tasks_path")
 class Provenance:
     """How a run was started, and the run or the adapters that it goes on from."""
 
-    resume: Loadable | None = None
+    resume: LoadSource | None = None
     """the resolved `--load_path`: a checkpoint to resume, or initial adapters"""
     accept_changes: bool = False
     """go on although the environment, team, data, rubric or base of `resume` changed since"""
@@ -107,7 +107,7 @@ def describe_run(
     )
 
 
-def refuse_changes(loaded: Loadable | None, now: RunRecord, *, accept: bool) -> RunRecord | None:
+def refuse_changes(loaded: LoadSource | None, now: RunRecord, *, accept: bool) -> RunRecord | None:
     """The record of the run that `loaded` goes on with; None if it belongs to none.
 
     Raises:

@@ -26,7 +26,7 @@ class League:
 
     def __init__(self, base: Bases, schedule: SelfPlay) -> None:
         self.base, self.schedule = base, schedule
-        self.adapter = schedule.cast.adapters[schedule.cast.agents[0]]
+        self.adapter = schedule.assigned.adapters[schedule.assigned.agents[0]]
         for name in schedule.members:
             # Placed before the run's checkpoint is loaded, which fills them.
             if name not in base.adapters:

@@ -28,7 +28,7 @@ from mafrt.core.errors import (
 )
 from mafrt.core.signals import StopRequest
 from mafrt.rollout.distributed_rollout import stopping
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 from mafrt.storage.run_record import RunRecord
@@ -160,7 +160,7 @@ class Loop(Generic[B]):
         self,
         run_dir: Path | None,
         args: Mapping[str, Any],
-        resume: Loadable | None,
+        resume: LoadSource | None,
         record: RunRecord,
         opened: Callable[[RunDir], None] | None = None,
     ) -> RunSummary:
@@ -180,7 +180,7 @@ class Loop(Generic[B]):
             return self._train(run_dir, writer)
 
     def _open(
-        self, run_dir: Path, args: Mapping[str, Any], resume: Loadable | None, record: RunRecord
+        self, run_dir: Path, args: Mapping[str, Any], resume: LoadSource | None, record: RunRecord
     ) -> RunDir | None:
         """The run's folder in the process that writes, None in the others; an error there ends all of them."""
         opened: list[RunDir] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mafrt.config.train_config import TrainConfig
-from mafrt.models.memory_estimate import Use, fitting_micro_batch, shape_of
+from mafrt.models.memory_estimate import MemoryInputs, fitting_micro_batch, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
         return asked  # a model whose memory the formula does not know
     if free is None:
         return asked
-    use = Use(
+    use = MemoryInputs(
         rank=config.team.lora_rank,
         targets=tuple(name for name in shape.named(config.team.lora_targets) if name in shape.linears),
         bits=32 if base.model.dtype.itemsize == 4 else 16,

@@ -45,7 +45,7 @@ from mafrt.runners.run_state import RunState, data_start, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
 from mafrt.storage.checkpoint import REFERENCE
 from mafrt.storage.episode_lines import episode_record
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.storage.run_dir import RunDir
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
@@ -179,7 +179,7 @@ class OnPolicy:
         # Read at each call: `run` replaces the request to stop after the judge and the collector were given this.
         return self.stop.requested
 
-    def _restore(self, resume: Loadable) -> None:
+    def _restore(self, resume: LoadSource) -> None:
         """Bring weights, optimizers and position to where `resume` left them."""
         restore(resume, self.state, self.base, self.team, self.updater.critic, self.updater.learner)
         if self.updater.kl is not None and self.state.kl_coef is not None:
@@ -221,13 +221,13 @@ class OnPolicy:
         if self._own_coach is not None:
             self._own_coach.close()
 
-    def cast(self) -> IterationPlan:
+    def assign_adapters(self) -> IterationPlan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
         # Earlier selves are opponents in training only: an evaluation is of the present weights.
-        present = plan.adapters if self.league is None else self.league.schedule.cast.adapters
+        present = plan.adapters if self.league is None else self.league.schedule.assigned.adapters
         # A new player instead of a changed one: a background rollout may still be using the old one.
-        self.player = self.player.cast(present)
+        self.player = self.player.with_adapters(present)
         return plan
 
     # ---------------------------------------------------------------------------- the `Training` protocol
@@ -259,7 +259,7 @@ class OnPolicy:
     def evaluate(self) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
         self.collector.wait()
-        self.cast()
+        self.assign_adapters()
         # Answers differ in length between processes, so a sharded base is gathered for play.
         with self.base.whole():
             evaluation = evaluate(

@@ -21,7 +21,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.seeding import permutation, seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.engines import Engine
-from mafrt.runners.algorithm import Rule
+from mafrt.runners.algorithm import RunAlgorithm
 from mafrt.runners.build import make_critic
 from mafrt.runners.offline.dataset import Record, turn_of
 from mafrt.runners.offline.dpo import Dpo, pairs_of
@@ -93,7 +93,7 @@ class PreferenceUpdater:
     base: Bases
     team: Team
     config: TrainConfig
-    rule: Rule
+    rule: RunAlgorithm
     sampling: Mapping[str, SamplingParams]
     engine: Engine
     context: CreditContext

@@ -16,7 +16,7 @@ from mafrt.core.errors import CheckpointError
 from mafrt.core.flat_tensors import on_cpu
 from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.storage.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DataStart:
     """iterations completed before"""
 
 
-def data_start(loaded: Loadable | None, tasks: str) -> DataStart:
+def data_start(loaded: LoadSource | None, tasks: str) -> DataStart:
     """Where `tasks` began, or begin now because `loaded` was trained on others; a checkpoint may not say on which."""
     if loaded is None or loaded.checkpoint is None:
         return DataStart(tasks)
@@ -150,7 +150,7 @@ def _write(
 
 
 def restore(
-    loaded: Loadable, state: RunState, base: Bases, team: Team, critic: AnyCritic, learner: OptimizerHolder
+    loaded: LoadSource, state: RunState, base: Bases, team: Team, critic: AnyCritic, learner: OptimizerHolder
 ) -> None:
     """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
 
@@ -189,7 +189,7 @@ def restore(
         ) from error
 
 
-def _load_critic(loaded: Loadable, path: Path, critic: AnyCritic) -> None:
+def _load_critic(loaded: LoadSource, path: Path, critic: AnyCritic) -> None:
     """Take over the critic; one beside foreign adapters that cannot be read is set aside, and a fresh one starts."""
     try:
         critic.load(path)
@@ -199,7 +199,7 @@ def _load_critic(loaded: Loadable, path: Path, critic: AnyCritic) -> None:
         log.warning("the critic is set aside and a fresh one is trained: %s", error)
 
 
-def check_base(loaded: Loadable, base: Bases) -> None:
+def check_base(loaded: LoadSource, base: Bases) -> None:
     """Raise CheckpointError if `loaded` is of another base model."""
     was = (loaded.checkpoint.meta if loaded.checkpoint else {}).get("base")
     if was and was != base.fingerprint():

@@ -40,7 +40,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Cast:
+class AgentAdapters:
     """The agents of a team, their adapters, and the frozen ones."""
 
     agents: tuple[str, ...]
@@ -50,7 +50,7 @@ class Cast:
     @classmethod
     def of(
         cls, agents: Sequence[str], *, frozen: Sequence[str] = (), adapters: Mapping[str, str] | None = None
-    ) -> Cast:
+    ) -> AgentAdapters:
         """Check and build; `adapters` defaults to one per agent, of the agent's name.
 
         Raises:
@@ -85,11 +85,11 @@ class Cast:
 class Concurrent:
     """All agents learn together in every iteration."""
 
-    cast: Cast
+    assigned: AgentAdapters
 
     def plan(self, iteration: int) -> IterationPlan:
-        learning = self.cast.learning
-        return IterationPlan((learning,) if learning else (), self.cast.adapters)
+        learning = self.assigned.learning
+        return IterationPlan((learning,) if learning else (), self.assigned.adapters)
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class RoundRobin:
     agent = learning[(iteration // interval) % n]; frozen agents have no interval.
     """
 
-    cast: Cast
+    assigned: AgentAdapters
     interval: int
 
     def plan(self, iteration: int) -> IterationPlan:
-        learning = self.cast.learning
+        learning = self.assigned.learning
         if not learning:
-            return IterationPlan((), self.cast.adapters)
+            return IterationPlan((), self.assigned.adapters)
         name = learning[(iteration // self.interval) % len(learning)]
-        return IterationPlan(((name,),), self.cast.adapters, interval=name)
+        return IterationPlan(((name,),), self.assigned.adapters, interval=name)
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ class Sequential:
     The order depends on `seed` and the iteration alone.
     """
 
-    cast: Cast
+    assigned: AgentAdapters
     seed: int = 0
 
     def plan(self, iteration: int) -> IterationPlan:
-        order = list(self.cast.learning)
+        order = list(self.assigned.learning)
         random.Random(f"{self.seed}:{iteration}").shuffle(order)
-        return IterationPlan(tuple((name,) for name in order), self.cast.adapters, compound=True)
+        return IterationPlan(tuple((name,) for name in order), self.assigned.adapters, compound=True)
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,15 @@ class Swap:
     With two roles they swap. Frozen agents keep theirs. Optimizer state belongs to the adapter and travels with it.
     """
 
-    cast: Cast
+    assigned: AgentAdapters
     interval: int
 
     def plan(self, iteration: int) -> IterationPlan:
-        learning = self.cast.learning
-        adapters = dict(self.cast.adapters)
+        learning = self.assigned.learning
+        adapters = dict(self.assigned.adapters)
         for position, name in enumerate(learning):
             source = learning[(position + iteration // self.interval) % len(learning)]
-            adapters[name] = self.cast.adapters[source]
+            adapters[name] = self.assigned.adapters[source]
         return IterationPlan((learning,) if learning else (), adapters)
 
 
@@ -156,7 +156,7 @@ class SelfPlay:
     (Fictitious self-play, Heinrich 2015; league, Vinyals 2019.)
     """
 
-    cast: Cast
+    assigned: AgentAdapters
     members: tuple[str, ...]
     """adapters of the earlier selves"""
     interval: int
@@ -165,11 +165,11 @@ class SelfPlay:
     def plan(self, iteration: int) -> IterationPlan:
         known = min(len(self.members), iteration // self.interval + 1)
         drawn = random.Random(f"league-{self.seed}-{iteration}").randrange(known + 1)
-        learning = self.cast.learning
+        learning = self.assigned.learning
         if drawn == known or not learning:
-            return IterationPlan((learning,) if learning else (), self.cast.adapters)
-        seat, other = self.cast.agents if iteration % 2 == 0 else self.cast.agents[::-1]
-        return IterationPlan(((seat,),), {**self.cast.adapters, other: self.members[drawn]})
+            return IterationPlan((learning,) if learning else (), self.assigned.adapters)
+        seat, other = self.assigned.agents if iteration % 2 == 0 else self.assigned.agents[::-1]
+        return IterationPlan(((seat,),), {**self.assigned.adapters, other: self.members[drawn]})
 
     def member_at(self, iteration: int) -> str | None:
         """The earlier self that is renewed before `iteration`; None if none is."""
@@ -183,23 +183,23 @@ def league_members(adapter: str, size: int) -> tuple[str, ...]:
     return tuple(f"{adapter}_past{number}" for number in range(size))
 
 
-def self_play(cast: Cast, size: int, interval: int, seed: int) -> SelfPlay:
+def self_play(assigned: AgentAdapters, size: int, interval: int, seed: int) -> SelfPlay:
     """The schedule of a league of `size` earlier selves.
 
     Raises:
         ConfigError: the team is not two agents with one adapter.
     """
-    shared = {cast.adapters[name] for name in cast.agents}
-    if len(cast.agents) != 2 or len(shared) != 1:
+    shared = {assigned.adapters[name] for name in assigned.agents}
+    if len(assigned.agents) != 2 or len(shared) != 1:
         raise ConfigError(
-            f"a league needs two agents that share one adapter, and this team has {len(cast.agents)} agents with "
+            f"a league needs two agents that share one adapter, and this team has {len(assigned.agents)} agents with "
             f"{len(shared)}; give both the same `adapter` in the team file, or leave --league out."
         )
-    return SelfPlay(cast, league_members(shared.pop(), size), interval, seed)
+    return SelfPlay(assigned, league_members(shared.pop(), size), interval, seed)
 
 
 @dataclass(frozen=True)
-class Delayed:
+class CriticWarmup:
     """No agent learns in the first iterations (critic warm-up); then another schedule starts at its iteration 0."""
 
     schedule: Schedule
@@ -242,11 +242,11 @@ def make_schedule(
         raise ConfigError(
             f"agent_iteration_interval is {interval!r}; expected a whole number of iterations, 1 or more."
         )
-    cast = Cast.of(agents, frozen=frozen, adapters=adapters)
+    assigned = AgentAdapters.of(agents, frozen=frozen, adapters=adapters)
     if name == "concurrent":
-        return Concurrent(cast)
+        return Concurrent(assigned)
     if name == "round_robin":
-        return RoundRobin(cast, interval)
+        return RoundRobin(assigned, interval)
     if name == "sequential":
-        return Sequential(cast, seed)
-    return Swap(cast, interval)
+        return Sequential(assigned, seed)
+    return Swap(assigned, interval)

@@ -15,7 +15,7 @@ from mafrt.core.types import Episode, SamplingParams
 from mafrt.engines import Engine
 from mafrt.engines.logprob_gap import engine_gap
 from mafrt.rollout.influence import fill_influence
-from mafrt.runners.algorithm import Rule
+from mafrt.runners.algorithm import RunAlgorithm
 from mafrt.runners.async_rollout import staleness
 from mafrt.runners.build import make_critic, make_kl_control, make_learner
 from mafrt.runners.schedules import IterationPlan
@@ -34,7 +34,7 @@ class Updater:
     """has the adapters of the team"""
     team: Team
     config: TrainConfig
-    rule: Rule
+    rule: RunAlgorithm
     sampling: Mapping[str, SamplingParams]
     """by agent"""
     engine: Engine

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from mafrt.rollout.player import Player
     from mafrt.runners.evaluation import Evaluation, EvaluationPlan
     from mafrt.scripts.cli.prepared_run import PreparedRun
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 SEEDS_BY_DEFAULT = 100
 NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(EngineConfig)})
@@ -119,7 +119,7 @@ def evaluate(argv: Sequence[str]) -> int:
     try:
         with reporting(terminal.stage):
             evaluated = _played(env, player, plan)
-            swapped = {name: _played(env, player.cast(cast), plan) for name, cast in casts.items()}
+            swapped = {name: _played(env, player.with_adapters(cast), plan) for name, cast in casts.items()}
             rows = [] if against is None else against.measure(env, player, base, evaluated, plan)
     finally:
         terminal.close()
@@ -135,7 +135,7 @@ def evaluate(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
+def _read(argv: Sequence[str]) -> tuple[Settings, LoadSource | None]:
     """The settings, above those of the evaluated run, and the run or the adapters."""
     # Read twice: the first pass finds the run, whose settings lie below the flags in the second.
     settings = COMMAND.read(argv)
@@ -226,7 +226,7 @@ def role_swaps(team: Team) -> dict[str, dict[str, str]]:
     return {f"{a} <-> {b}": own | {a: own[b], b: own[a]} for a, b in pairs}
 
 
-def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]:
+def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Team]:
     """The environment to play and its team: those of the run, those that are named, or the shipped math problems.
 
     Raises:
@@ -308,7 +308,7 @@ def _now(prepared: PreparedRun, run: Path, settings: Settings) -> RunRecord:
     return replace(now, environment=None, eval_environment=None) if changed else now
 
 
-def place(base: Bases, team: Team, loaded: Loadable | None) -> None:
+def place(base: Bases, team: Team, loaded: LoadSource | None) -> None:
     """Give every agent its adapter: the trained one, or one that changes nothing yet."""
     if loaded is None or not loaded.adapters:
         from mafrt.runners.build import place_adapters

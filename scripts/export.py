@@ -27,7 +27,7 @@ from mafrt.storage.run_record import load_record
 
 if TYPE_CHECKING:
     from mafrt.scripts.exporting.cards import Export
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def check_target(target: Path, overwrite: bool) -> None:
         )
 
 
-def facts_of(loaded: Loadable, target: Path) -> Export:
+def facts_of(loaded: LoadSource, target: Path) -> Export:
     """Everything that the cards say. Raises CheckpointError if the run has no record."""
     assert loaded.run is not None
     run, record = read_run(loaded.run), load_record(loaded.run)
@@ -138,7 +138,7 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
     return Export(run, team, bases, loaded.step, scores, ranks, "\n".join(commands), activated)
 
 
-def write(target: Path, facts: Export, loaded: Loadable) -> None:
+def write(target: Path, facts: Export, loaded: LoadSource) -> None:
     """The folders of all adapters, the team file and the cards."""
     target.mkdir(parents=True)
     for name in facts.team.adapters:

@@ -19,7 +19,7 @@ from mafrt.core.extras import extras, install, package_name
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
-from mafrt.models.memory_estimate import Use, fitting_micro_batch, footprint, model_shape, table
+from mafrt.models.memory_estimate import MemoryInputs, fitting_micro_batch, footprint, model_shape, table
 from mafrt.runners.micro_batch import free_memory
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
@@ -52,15 +52,15 @@ class InfoSettings:
     """memory: numbers of agents to compute it for"""
     gpus: int = 8
     """memory: processes, one a GPU"""
-    lora_rank: int = Use.rank
+    lora_rank: int = MemoryInputs.rank
     """memory: rank of the adapters"""
     reference: Literal["base", "initial"] = "base"
     """memory: reference of a KL penalty; initial keeps a frozen copy of every adapter"""
-    micro_batch_tokens: int = Use.micro_batch_tokens
+    micro_batch_tokens: int = MemoryInputs.micro_batch_tokens
     """memory: tokens of one backward pass"""
-    rows: int = Use.rows
+    rows: int = MemoryInputs.rows
     """memory: answers that are decoded at a time; 0 where vLLM servers decode elsewhere"""
-    context: int = Use.context
+    context: int = MemoryInputs.context
     """memory: tokens of prompt and answer together"""
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ def info(argv: Sequence[str]) -> int:
 
 def team(path: str, settings: InfoSettings) -> str:
     """Bases, adapters and memory of a team."""
-    use = Use(
+    use = MemoryInputs(
         rank=settings.lora_rank,
         reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -140,7 +140,7 @@ def algorithms() -> str:
 
 def memory(model: str, settings: InfoSettings) -> str:
     """Memory estimate by purpose, for several numbers of agents and sharding layouts."""
-    use = Use(
+    use = MemoryInputs(
         rank=settings.lora_rank,
         reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -172,7 +172,7 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     from mafrt.models.compute import cpu_part
 
     library = cpu_part("library")
-    use = Use(
+    use = MemoryInputs(
         rank=settings.lora_rank,
         reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,

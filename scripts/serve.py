@@ -59,12 +59,12 @@ def serve(argv: Sequence[str]) -> int:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
     try:
         from mafrt.environment.remote.messages import TOKEN
-        from mafrt.environment.remote.server import EnvironmentServer, Served
+        from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
     except ImportError:
         raise MissingExtraError(f"mafrt serve needs grpcio; {install('grpc')}") from None
 
     served = [
-        Served(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)
+        ServedEnv(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)
         for name, env, held_out, differing in environments(asked)
     ]
     token = os.environ.get(TOKEN) or None

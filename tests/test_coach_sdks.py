@@ -356,7 +356,7 @@ def test_the_truth_goes_out_only_where_the_rubric_says_so(coach_of):
 def test_vertex_speaks_to_its_project_with_the_credentials_token(monkeypatch):
     from google.oauth2.credentials import Credentials
 
-    from mafrt.coach.judge_prompt import Ask, schema
+    from mafrt.coach.judge_prompt import JudgeQuestion, schema
     from mafrt.coach.providers import VertexProvider
 
     monkeypatch.setenv("VERTEX_PROJECT", "my-project")
@@ -367,7 +367,7 @@ def test_vertex_speaks_to_its_project_with_the_credentials_token(monkeypatch):
         async def ask() -> str:
             provider = VertexProvider("gemini-x", judge.url("vertex"), 99, 5.0, credentials=Credentials("the-token"))
             try:
-                return (await provider.ask(Ask("system", "user", schema(False)))).text
+                return (await provider.ask(JudgeQuestion("system", "user", schema(False)))).text
             finally:
                 await provider.close()
 

@@ -132,7 +132,7 @@ def test_a_family_learns_with_default_settings(model_type, tmp_path):
 
 def test_ways_of_decoding_agree_with_each_other():
     """Rows that leave at different times, prompts of unequal length, an adapter each."""
-    from mafrt.engines.local.own_cache import OwnPrompts
+    from mafrt.engines.local.own_cache import ModelCachePrompts
 
     base = tiny_base()
     for seed, name in enumerate(AGENTS):
@@ -142,7 +142,7 @@ def test_ways_of_decoding_agree_with_each_other():
     expected = LocalEngine(base, eos_ids=()).generate(asked)
     for cached in (True, False):
         engine = LocalEngine(base, eos_ids=(), decoding="expanded")
-        engine.transcripts = OwnPrompts(base, cached)
+        engine.transcripts = ModelCachePrompts(base, cached)
         assert engine.decoding == ("own cache" if cached else "no cache")
         found = engine.generate(asked)
         assert [each.ids for each in found] == [each.ids for each in expected]

@@ -30,7 +30,7 @@ from mafrt.runners import build
 from mafrt.runners.micro_batch import free_bytes
 from mafrt.scripts import info, train_math, train_sft
 from mafrt.scripts.cli import loading
-from mafrt.scripts.cli.processes import Placement
+from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.training.learner import Learner, _out_of_memory
 from mafrt.training.policy_objective import Objective
@@ -90,7 +90,7 @@ def test_a_base_to_be_sharded_has_the_format_of_its_device(tmp_path, monkeypatch
     spread = []
     monkeypatch.setattr(build, "spread", lambda base, *rest, **more: spread.append(base))
     settings = train_math.COMMAND.read(["--model_name_or_path", checkpoint(tmp_path / "base", own)])
-    loading.load_base(settings, Team.of(["solver"]), Placement(Processes(0, 2, device=device), **how))
+    loading.load_base(settings, Team.of(["solver"]), ProcessLayout(Processes(0, 2, device=device), **how))
     (base,) = spread
     assert base.model.dtype == loaded and base.device == torch.device("cpu"), "it goes to the GPUs in parts"
     base.processes = Processes(0, 2, device=device)

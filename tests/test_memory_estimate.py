@@ -19,8 +19,8 @@ from mafrt.cpu import learn_attention
 from mafrt.models.compute import reference
 from mafrt.models.memory_estimate import (
     MODEL_SHAPES,
+    MemoryInputs,
     ModelShape,
-    Use,
     activations,
     adapter_weights,
     fitting_micro_batch,
@@ -83,7 +83,7 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
                 base.model.to(dtype)
                 base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
                 number = 2 if dtype == torch.bfloat16 else 4
-                use = Use(rank=4, gradient_checkpointing=checkpointing, on_cpu=True, kernels=by_kernels)
+                use = MemoryInputs(rank=4, gradient_checkpointing=checkpointing, on_cpu=True, kernels=by_kernels)
                 # 256 tokens more: the adapters' weights, which are kept too, are the same.
                 few, many = (kept(base, tokens, checkpointing) for tokens in (256, 512))
                 estimates = [
@@ -103,7 +103,7 @@ def test_weights_are_counted_as_the_model_has_them():
     shape = shape_like(base)
     linear = sum(p.numel() for n, p in base.model.named_parameters() if p.dim() == 2 and "lora" not in n)
     assert shape.block_weights + shape.other_weights == linear
-    assert adapter_weights(shape, Use(rank=4)) == sum(p.numel() for p in base.adapter_parameters("a"))
+    assert adapter_weights(shape, MemoryInputs(rank=4)) == sum(p.numel() for p in base.adapter_parameters("a"))
     # Qwen3-4B has 4.02 billion parameters, by its name and its model card.
     assert MODEL_SHAPES["Qwen/Qwen3-4B"].block_weights + MODEL_SHAPES["Qwen/Qwen3-4B"].other_weights == pytest.approx(
         4.02e9, rel=2e-3
@@ -118,7 +118,7 @@ def test_experts_are_counted_as_the_model_has_them(family):
     """Also dense blocks among them, and an MLP beside the experts of a block."""
     base = SharedBase(tiny(family), tiny_tokenizer(), family)
     base.add_adapter("a", LoraSpec(rank=4), seed=1)
-    shape, use = shape_of(base.config.to_dict()), Use(rank=4)
+    shape, use = shape_of(base.config.to_dict()), MemoryInputs(rank=4)
     assert shape.sparse and shape.expert_inner
     own = sum(p.numel() for p in base.adapter_parameters("a"))
     assert adapter_weights(shape, use) == own
@@ -126,23 +126,23 @@ def test_experts_are_counted_as_the_model_has_them(family):
     matrices = [base.model.get_parameter(path) for path in inner if path in base.fused]
     matrices += [base.model.get_submodule(path).weight for path in inner if path not in base.fused]
     assert shape.block_weights == sum(matrix.numel() for matrix in matrices)
-    without = adapter_weights(shape, Use(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj")))
-    with_experts = adapter_weights(shape, Use(rank=4, targets=("experts.gate_up_proj", "experts.down_proj")))
+    without = adapter_weights(shape, MemoryInputs(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj")))
+    with_experts = adapter_weights(shape, MemoryInputs(rank=4, targets=("experts.gate_up_proj", "experts.down_proj")))
     assert 0 < without < own and 0 < with_experts < own
-    assert footprint(shape, use).adapters > footprint(shape, Use(rank=4, targets=("q_proj",))).adapters
+    assert footprint(shape, use).adapters > footprint(shape, MemoryInputs(rank=4, targets=("q_proj",))).adapters
 
 
 def test_there_is_one_base_however_many_agents_and_shards_divide_it():
     shape = MODEL_SHAPES["Qwen/Qwen3-4B"]
-    one, eight = (footprint(shape, Use(agents=k)) for k in (1, 8))
+    one, eight = (footprint(shape, MemoryInputs(agents=k)) for k in (1, 8))
     assert eight.base == one.base and eight.adapters == 8 * one.adapters
     # By hand: A = 8 * 36 * (2560+4096 + 2*(2560+1024) + 4096+2560 + 3*(2560+9728)) = 16,515,072 parameters; 4 bytes
     # each of weights, gradient and last good weights, 8 of moments, 2 of the sampler's copy: 22.
     assert one.adapters == 16_515_072 * 22
-    third = footprint(shape, Use(processes=8, layout="zero3"))
+    third = footprint(shape, MemoryInputs(processes=8, layout="zero3"))
     assert third.base == one.base / 8 and third.base_whole == one.base
-    assert footprint(shape, Use(processes=8, layout="zero3", rows=0)).playing < one.base / 4
-    assert footprint(shape, Use(bits=4)).base < 0.4 * one.base
+    assert footprint(shape, MemoryInputs(processes=8, layout="zero3", rows=0)).playing < one.base / 4
+    assert footprint(shape, MemoryInputs(bits=4)).base < 0.4 * one.base
 
 
 def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
@@ -161,7 +161,7 @@ def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-4B.*nor a folder with a readable config\.json"):
         model_shape("Qwen/Qwen3-5B")
     with pytest.raises(ConfigError, match="layout is 'fdsp'"):
-        footprint(MODEL_SHAPES["Qwen/Qwen3-4B"], Use(layout="fdsp"))
+        footprint(MODEL_SHAPES["Qwen/Qwen3-4B"], MemoryInputs(layout="fdsp"))
     assert main(["--memory", str(tmp_path), "--agents", "2", "--gpus", "1"]) == 0
     out = capsys.readouterr().out
     assert "2 agents, bf16" in out and "peak of one GPU" in out and "ZeRO" not in out
@@ -183,7 +183,7 @@ def test_the_table_of_the_document_is_computed():
 
 
 def test_a_micro_batch_takes_at_most_half_of_the_free_memory():
-    shape, use = shape_like(tiny_base(width=64, layers=4)), Use(bits=32, gradient_checkpointing=False)
+    shape, use = shape_like(tiny_base(width=64, layers=4)), MemoryInputs(bits=32, gradient_checkpointing=False)
     sizes = [fitting_micro_batch(shape, use, free, 8192) for free in (1e3, 3e7, 6e7, 1e12)]
     assert sizes == sorted(sizes) and sizes[0] == 256 and sizes[-1] == 8192 and 256 < sizes[1] < sizes[2] < 8192
     for tokens, free in zip(sizes[1:3], (3e7, 6e7), strict=True):

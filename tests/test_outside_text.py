@@ -14,7 +14,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.tool_calls import OWN_MARKUP
-from mafrt.models.outside_text import StandIns, answer_text, controls_of, encode_outside
+from mafrt.models.outside_text import Placeholders, answer_text, controls_of, encode_outside
 from mafrt.rollout.prompts import encode_answer, encode_prompt
 from mafrt.training.critic_input import central_prompts
 
@@ -318,8 +318,8 @@ def test_a_token_within_an_answer_does_not_make_it_right():
 
 def test_stand_ins_are_in_none_of_the_texts():
     tokenizer = tiny_tokenizer()
-    first = StandIns(tokenizer, ["<eos>"]).hide("<eos>")
-    stand_ins = StandIns(tokenizer, [first, "<eos>"])
+    first = Placeholders(tokenizer, ["<eos>"]).hide("<eos>")
+    stand_ins = Placeholders(tokenizer, [first, "<eos>"])
     hidden = stand_ins.hide("<eos>")
     assert hidden != first and stand_ins.shown(hidden) == "<eos>"
 

@@ -17,7 +17,7 @@ from mafrt.cpu.onednn import product
 from mafrt.cpu.packed_weights import PackedWeights
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models import memory_estimate
-from mafrt.models.memory_estimate import Use
+from mafrt.models.memory_estimate import MemoryInputs
 
 pytestmark = pytest.mark.skipif(
     library() is None or not onednn.supported(torch.float32),
@@ -76,7 +76,7 @@ def test_the_estimate_of_a_runs_memory_counts_these_copies():
 
     def copies(share: float, **settings: Any) -> float:
         base = share * memory
-        return memory_estimate.packed(base, Use(on_cpu=True, **settings)) / base
+        return memory_estimate.packed(base, MemoryInputs(on_cpu=True, **settings)) / base
 
     assert [copies(1e-4, bits=bits) for bits in (32, 16, 8)] == [2, 2, 0]
     assert [copies(share) for share in (1 / 16, 0.12, 0.13, 1.0)] == [2, 2, 0, 0]

@@ -11,7 +11,7 @@ from helpers_models import ALL, add_random_adapter, tiny_base
 
 from mafrt.core.errors import ModelError
 from mafrt.models import packing as packing_module
-from mafrt.models.packing import MOST_TOKENS, Beginnings, pack
+from mafrt.models.packing import MOST_TOKENS, SharedPrefixes, pack
 from mafrt.models.shared_base import SharedBase
 
 
@@ -175,7 +175,7 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
     base, (rows, starts, owner) = team_base(), dialogue_rows()
     ids, real = padded(rows)
     index = per_token(rows, starts, owner, "right", ids.shape[1])
-    found = Beginnings.of(real.bool(), index, ids, torch.device("cpu"))
+    found = SharedPrefixes.of(real.bool(), index, ids, torch.device("cpu"))
     assert found is not None
     # Three of the four lengths have 16 tokens or more: 40 tokens once, and those of the longer one after its 39 shared.
     assert len(found.packing.take) == 39 + 1 + 21 and len(found.of_row) == 12

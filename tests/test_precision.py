@@ -12,7 +12,7 @@ from mafrt.models.precision import bfloat16_gain, choose_dtype
 from mafrt.runners import build
 from mafrt.scripts import train_math
 from mafrt.scripts.cli import loading
-from mafrt.scripts.cli.processes import Placement
+from mafrt.scripts.cli.processes import ProcessLayout
 
 
 @pytest.fixture
@@ -72,6 +72,6 @@ def test_training_measures_unless_several_processes_have_to_agree(speed, large, 
     monkeypatch.setattr(load_bases, "load_bases", load)
     monkeypatch.setattr(build, "spread", lambda *args, **kwargs: None)
     settings = train_math.COMMAND.read(["--model_name_or_path", str(large), "--device", "cpu"])
-    loading.load_base(settings, Team.of(["solver"]), Placement(Processes(0, size)))
+    loading.load_base(settings, Team.of(["solver"]), ProcessLayout(Processes(0, size)))
     assert loaded["dtype"] == dtype
     assert ("Number format of the base: bfloat16" in capsys.readouterr().out) == (size == 1)

@@ -9,7 +9,7 @@ import pytest
 from toy import make, train
 
 from mafrt.core.errors import CheckpointError
-from mafrt.models.memory_estimate import MODEL_SHAPES, Use, adapter_weights, footprint
+from mafrt.models.memory_estimate import MODEL_SHAPES, MemoryInputs, adapter_weights, footprint
 from mafrt.storage.load_path import resolve
 
 FLAT = {"eval_episodes": 0, "kl_coef": 0.1, "ppo_epoch": 1, "num_mini_batch": 1}
@@ -72,6 +72,6 @@ def test_a_checkpoint_without_copies_cannot_be_gone_on_with_from_them(tmp_path):
 
 def test_memory_counts_the_copies():
     shape = MODEL_SHAPES["Qwen/Qwen3-0.6B"]
-    with_copies, without = (footprint(shape, Use(reference=name)) for name in ("initial", "base"))
+    with_copies, without = (footprint(shape, MemoryInputs(reference=name)) for name in ("initial", "base"))
     # float32 weights, and their copy in the base's 2 bytes
-    assert with_copies.adapters - without.adapters == 3 * adapter_weights(shape, Use()) * 6
+    assert with_copies.adapters - without.adapters == 3 * adapter_weights(shape, MemoryInputs()) * 6

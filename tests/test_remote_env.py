@@ -31,7 +31,7 @@ from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import environment_pb2_grpc as rpc
 from mafrt.environment.remote import pool
 from mafrt.environment.remote.messages import PROTOCOL
-from mafrt.environment.remote.server import EnvironmentServer, Served
+from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
 from mafrt.environment.session import Session
 from mafrt.envs.games import TicTacToe
 from mafrt.rollout.player import Player, Start
@@ -56,7 +56,7 @@ def serve(**changes: Any) -> EnvironmentServer:
     served = {"name": "Walk", "env": env, "held_out": None, "identity": "i", "timeout_s": 5.0}
     served |= {name: changes.pop(name) for name in list(changes) if name in served}
     return EnvironmentServer(
-        Served(**served), **{"host": "127.0.0.1", "port": 0, "token": None, "max_sessions": 8, **changes}
+        ServedEnv(**served), **{"host": "127.0.0.1", "port": 0, "token": None, "max_sessions": 8, **changes}
     )
 
 
@@ -175,8 +175,8 @@ def test_health_needs_no_token_and_everything_else_does(monkeypatch):
 
 def test_one_server_holds_several_environments():
     several = [
-        Served("Walk", Session(Walk()), Session(Walk()), "i", 5.0),
-        Served("TicTacToe", Session(TicTacToe()), None, "k", 5.0),
+        ServedEnv("Walk", Session(Walk()), Session(Walk()), "i", 5.0),
+        ServedEnv("TicTacToe", Session(TicTacToe()), None, "k", 5.0),
     ]
     one = EnvironmentServer(several, host="127.0.0.1", port=0, token=None, max_sessions=8)
     try:

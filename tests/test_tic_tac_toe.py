@@ -18,7 +18,7 @@ from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_opponents
 from mafrt.runners.identity import Provenance
 from mafrt.runners.league import League
-from mafrt.runners.schedules import Cast, self_play
+from mafrt.runners.schedules import AgentAdapters, self_play
 from mafrt.scripts import train
 
 SEATS = Team.of(("x", "o"))
@@ -92,7 +92,7 @@ def test_held_out_positions_are_no_rotation_of_training_ones():
 
 
 def test_the_schedule_of_a_league_by_hand():
-    cast = Cast.of(("x", "o"), adapters={"x": "p", "o": "p"})
+    cast = AgentAdapters.of(("x", "o"), adapters={"x": "p", "o": "p"})
     schedule = self_play(cast, 2, 3, seed=0)
     assert [schedule.member_at(i) for i in (0, 1, 3, 6, 7)] == ["p_past0", None, "p_past1", "p_past0", None]
     plans = [schedule.plan(iteration) for iteration in range(60)]
@@ -146,7 +146,7 @@ def test_members_hold_earlier_weights_and_come_back(tmp_path):
     from mafrt.core.atomic_files import save_tensors
 
     base.add_adapter("p", LoraSpec(rank=2), seed=1)
-    schedule = self_play(Cast.of(("x", "o"), adapters={"x": "p", "o": "p"}), 2, 1, seed=0)
+    schedule = self_play(AgentAdapters.of(("x", "o"), adapters={"x": "p", "o": "p"}), 2, 1, seed=0)
     league = League(base, schedule)
     with torch.no_grad():
         for parameter in base.adapter_parameters("p"):
@@ -164,7 +164,7 @@ def test_members_hold_earlier_weights_and_come_back(tmp_path):
     assert all((p == 0.5).all() for p in base.adapter_parameters("p_past0"))
     with pytest.raises(CheckpointError, match="is missing"):
         league.load(tmp_path / "none.pt")
-    other = League(base, self_play(schedule.cast, 3, 1, seed=0))
+    other = League(base, self_play(schedule.assigned, 3, 1, seed=0))
     with pytest.raises(CheckpointError, match="holds a league of 2"):
         other.load(tmp_path / "league.pt")
 

@@ -22,7 +22,7 @@ from mafrt.core.types import Episode, StepResult
 from mafrt.environment.contract import checked_step
 from mafrt.environment.registry import make_env, takes
 from mafrt.envs.verifiers import process
-from mafrt.rollout.player import Live
+from mafrt.rollout.player import RunningEpisode
 from mafrt.scripts import evaluate, train
 from mafrt.scripts.cli.loading import team_for
 
@@ -292,7 +292,7 @@ def test_names_with_the_prefix_are_environments_of_the_package():
 def test_earlier_turns_are_paid_as_if_they_had_been_paid_then(standin):
     from mafrt.core.types import Turn
 
-    live = Live(0, standin(), None, Episode("e", "g"), {})
+    live = RunningEpisode(0, standin(), None, Episode("e", "g"), {})
     for step in (0, 1):
         turn = Turn("first", [1], [2], [0.0], "eos", "x", step, step, 0)
         live.episode.turns.append(turn)

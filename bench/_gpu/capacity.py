@@ -10,7 +10,7 @@ import torch
 from bench._gpu.models import add_adapter
 from bench._gpu.speed import one_pass
 from mafrt.config.train_config import LearnConfig
-from mafrt.models.memory_estimate import ModelShape, Use, adapter_weights, footprint
+from mafrt.models.memory_estimate import MemoryInputs, ModelShape, adapter_weights, footprint
 from mafrt.models.shared_base import SharedBase
 from mafrt.training.optimizer_steps import make_optimizer_steps
 
@@ -51,7 +51,7 @@ def _peak(base: SharedBase, count: int, shape: ModelShape) -> int:
 def _estimate(shape: ModelShape, base: SharedBase, count: int) -> int:
     bits = 8 * base.model.dtype.itemsize
     tokens = max(count, TOKENS // LENGTH) * LENGTH
-    use = Use(agents=count, bits=bits, micro_batch_tokens=tokens, rows=0)
+    use = MemoryInputs(agents=count, bits=bits, micro_batch_tokens=tokens, rows=0)
     # The estimate holds a copy of the last good weights too, which only a whole run makes.
     spare = 4 * count * adapter_weights(shape, use)
     return int(footprint(shape, use).learning - spare)

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runner = run.runner
         assert runner is not None
         names = list(runner.player.adapters)
-        runner.player = runner.player.cast(
+        runner.player = runner.player.with_adapters(
             dict(zip(names, reversed(list(runner.player.adapters.values())), strict=True))
         )
         before.append(run.before)

@@ -109,7 +109,7 @@ class FileSummary:
 
 
 @dataclass
-class Memo:
+class ResultCache:
     """Results of equal work, the oldest forgotten first. For many threads: one works, the others wait."""
 
     most_bytes: int = MEMO_MIB * 2**20
@@ -169,7 +169,7 @@ class Bench:
     workspace_mib: int = 256
     """of files in a workspace"""
     max_files: int = 64
-    memo: Memo = field(default_factory=Memo, repr=False)
+    memo: ResultCache = field(default_factory=ResultCache, repr=False)
 
     def opened(self) -> Sandbox:
         """The process's sandbox of this name. Raises SandboxError if this machine has none."""

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"[A-Za-z]+")
 
 
-def heard(text: str) -> str:
+def signal_in(text: str) -> str:
     """The first word of a scout's text as the guesser sees it, capitalised: small bases read names as one token.
 
     `nothing` for no word, or for one that names a number.
@@ -67,7 +67,7 @@ class Referential(Game):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "scout" in actions:
-            self.signal = heard(actions["scout"])
+            self.signal = signal_in(actions["scout"])
             seen = f"The scout said {self.signal}. Pick one number: {', '.join(map(str, self.choices))}."
             brief = f"{' '.join(map(str, self.choices))} {self.signal}"
             return StepResult({"guesser": brief if self.brief else seen}, {}, False, False, {})

@@ -26,7 +26,7 @@ from mafrt.core.types import Observation, Sampled, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, Token, before_stop
 from mafrt.environment.chat_api.server import ChatServer, Said
-from mafrt.envs.program.episode import Ended, ProgramEpisode, Waiting
+from mafrt.envs.program.episode import PendingCall, ProgramEnd, ProgramEpisode
 from mafrt.envs.program.first_episodes import FIRST, called_agents
 from mafrt.envs.program.runner import command_runner, function_runner, start_error
 
@@ -148,7 +148,7 @@ class ProgramEnv(Env):
 
     def _begin_playing(self) -> None:
         self._episode: ProgramEpisode | None = None
-        self._calls: dict[str, Waiting] = {}
+        self._calls: dict[str, PendingCall] = {}
         self._sampled: Mapping[str, Sampled] = {}
 
     @property
@@ -176,7 +176,7 @@ class ProgramEnv(Env):
         self._episode = episode
         self._begin(episode, task, SERVER.open(episode))
         calls = self._next()
-        if isinstance(calls, Ended):
+        if isinstance(calls, ProgramEnd):
             self._finish()
             self._refuse_failed(calls)
             asked = f"; it asked for {', '.join(map(repr, episode.unknown))}" if episode.unknown else ""
@@ -190,7 +190,7 @@ class ProgramEnv(Env):
         shown = {key: value for key, value in task.items() if key != "seed" or self.tasks is None}
         return shortened(json.dumps(shown, ensure_ascii=False), 2000)
 
-    def _refuse_failed(self, ended: Ended) -> None:
+    def _refuse_failed(self, ended: ProgramEnd) -> None:
         """Raise EnvError if the program failed."""
         if ended.error is not None:
             raise start_error(ended.error)
@@ -207,7 +207,7 @@ class ProgramEnv(Env):
             if not call.answer.done():  # a client that has gone cancels its call
                 call.answer.set_result(_reply(call.call, text, sampled.get(agent, Sampled(0, 0, "eos"))))
         calls = self._next()
-        if not isinstance(calls, Ended):
+        if not isinstance(calls, ProgramEnd):
             if self.step_count + 1 >= (self.max_steps or self.step_count + 2):
                 self._give_up()
                 return StepResult({}, {}, False, True, {})
@@ -225,18 +225,18 @@ class ProgramEnv(Env):
     def close(self) -> None:
         self._give_up()
 
-    def _next(self) -> dict[str, Waiting] | Ended:
+    def _next(self) -> dict[str, PendingCall] | ProgramEnd:
         assert self._episode is not None
         try:
             calls = self._episode.next_calls(self.timeout_s, self.settle_s)
         except EnvError:
             self._give_up()
             raise
-        self._calls = {} if isinstance(calls, Ended) else dict(calls)
+        self._calls = {} if isinstance(calls, ProgramEnd) else dict(calls)
         return calls
 
     @staticmethod
-    def _seen(calls: dict[str, Waiting]) -> dict[str, Observation]:
+    def _seen(calls: dict[str, PendingCall]) -> dict[str, Observation]:
         return {agent: list(waiting.call.messages) for agent, waiting in calls.items()}
 
     def _finish(self, why: ApiError = _ENDED) -> None:

@@ -24,7 +24,7 @@ MOST_UNKNOWN = 8
 
 
 @dataclass
-class Waiting:
+class PendingCall:
     """A call that waits for its answer."""
 
     agent: str
@@ -33,7 +33,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """The end of a program."""
 
     returned: Any = None
@@ -66,7 +66,7 @@ class ProgramEpisode:
     def __init__(self, key: str, agents: tuple[str, ...] | None, what: str = "the program") -> None:
         self.what = what
         self.key, self.agents, self._any = key, agents or (), agents is None
-        self.events: queue.Queue[Waiting | Ended] = queue.Queue()
+        self.events: queue.Queue[PendingCall | ProgramEnd] = queue.Queue()
         self.stop: Callable[[], None] | None = None
         """ends the program; None for one that cannot be ended"""
         self.line: Callable[[], str] | None = None
@@ -78,7 +78,7 @@ class ProgramEpisode:
         self._reward: Reward | None = None
         self.unknown: list[str] = []
         """models that it asked for and that are no agents"""
-        self._held: list[Waiting] = []
+        self._held: list[PendingCall] = []
         """calls of agents that already have one being answered"""
         self._lock = threading.Lock()
 
@@ -101,7 +101,7 @@ class ProgramEpisode:
                     "them as 'model', or name this one in the team file or in AGENTS",
                     "model_not_found",
                 )
-            waiting = Waiting(agent, call)
+            waiting = PendingCall(agent, call)
             self.events.put(waiting)
             return waiting.answer
 
@@ -119,7 +119,7 @@ class ProgramEpisode:
 
     # -------------------------------------------------------------------- the environment's side
 
-    def next_calls(self, timeout_s: float, settle_s: float) -> dict[str, Waiting] | Ended:
+    def next_calls(self, timeout_s: float, settle_s: float) -> dict[str, PendingCall] | ProgramEnd:
         """The calls that are answered next, one for each agent, or the end of the program.
 
         Waits up to `timeout_s` for the first event, then `settle_s` for calls made side by side.
@@ -127,7 +127,7 @@ class ProgramEpisode:
         Raises:
             EnvError: the program neither called nor ended in time.
         """
-        calls: dict[str, Waiting] = {}
+        calls: dict[str, PendingCall] = {}
         held, self._held = self._held, []
         for waiting in held:
             self._sort(waiting, calls)
@@ -141,19 +141,19 @@ class ProgramEpisode:
                 raise EnvError(
                     f"{self.what} made no call and did not end within {timeout_s:g} s{self.where()}"
                 ) from None
-            if isinstance(event, Ended):
+            if isinstance(event, ProgramEnd):
                 self._held += calls.values()  # of threads that the program has left behind
                 return event
             self._sort(event, calls)
             deadline = time.monotonic() + settle_s
 
-    def _sort(self, waiting: Waiting, calls: dict[str, Waiting]) -> None:
+    def _sort(self, waiting: PendingCall, calls: dict[str, PendingCall]) -> None:
         if waiting.agent in calls:
             self._held.append(waiting)
         else:
             calls[waiting.agent] = waiting
 
-    def end(self, why: ApiError, pending: dict[str, Waiting] | None = None) -> None:
+    def end(self, why: ApiError, pending: dict[str, PendingCall] | None = None) -> None:
         """Refuse all calls from now on, those that wait included."""
         with self._lock:
             self.over = self.over or why
@@ -163,7 +163,7 @@ class ProgramEpisode:
                 event = self.events.get_nowait()
             except queue.Empty:
                 break
-            waiting += [event] if isinstance(event, Waiting) else []
+            waiting += [event] if isinstance(event, PendingCall) else []
         for call in waiting:
             if not call.answer.done():
                 call.answer.set_exception(why)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mafrt.core.errors import EnvError
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
-from mafrt.envs.program.episode import Ended, ProgramEpisode
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 from mafrt.envs.program.runner import Start
 
 FIRST = 3
@@ -42,7 +42,7 @@ def called_agents(
             except EnvError as error:
                 why = str(error)
                 break
-            if isinstance(calls, Ended):
+            if isinstance(calls, ProgramEnd):
                 why = f"the program {calls.error}" if calls.error else why
                 break
             for waiting in calls.values():

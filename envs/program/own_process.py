@@ -21,7 +21,7 @@ from typing import Any
 from mafrt.core.errors import EnvError
 from mafrt.core.reading import read_text
 from mafrt.environment.worker_process import receive, send
-from mafrt.envs.program.episode import Ended, ProgramEpisode
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 
 START_S = 120.0
 """for the libraries, or the program's own file, to be imported"""
@@ -235,11 +235,11 @@ class ProgramProcesses:
         except (OSError, ValueError) as error:
             ours.close()
             self._control = None  # the next episode starts it again
-            episode.events.put(Ended(error=f"could not be started: {error}"))
+            episode.events.put(ProgramEnd(error=f"could not be started: {error}"))
             return
         if begun is None or "error" in begun:
             ours.close()
-            episode.events.put(Ended(error="ended while it was imported" if begun is None else begun["error"]))
+            episode.events.put(ProgramEnd(error="ended while it was imported" if begun is None else begun["error"]))
             return
         ours.settimeout(None)
         process = _Episode(ours)
@@ -278,7 +278,7 @@ class _Episode:
 
     def follow(self, episode: ProgramEpisode) -> None:
         """Pass the end on."""
-        ended = Ended(error="ended without a result: its process was killed, or left by itself")
+        ended = ProgramEnd(error="ended without a result: its process was killed, or left by itself")
         with self._channel:
             while True:
                 try:
@@ -291,7 +291,7 @@ class _Episode:
                     self._line = str(message["line"])
                     self._told.set()
                     continue
-                ended = Ended(message.get("returned"), message.get("error"))
+                ended = ProgramEnd(message.get("returned"), message.get("error"))
                 break
         episode.events.put(ended)
 

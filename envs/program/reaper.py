@@ -19,7 +19,7 @@ from collections.abc import Sequence
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 
 
-class Asked(Exception):
+class TerminationRequested(Exception):
     """SIGTERM: the episode is given up."""
 
 
@@ -59,7 +59,7 @@ def end_all() -> None:
 def main(words: Sequence[str]) -> int:
     def asked(signum: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Asked
+        raise TerminationRequested
 
     parent = os.getppid()
     signal.signal(signal.SIGTERM, asked)
@@ -69,7 +69,7 @@ def main(words: Sequence[str]) -> int:
     status = 128 + signal.SIGTERM
     try:
         if os.getppid() != parent:
-            raise Asked  # the trainer was gone before it could be watched
+            raise TerminationRequested  # the trainer was gone before it could be watched
         pid = os.posix_spawnp(words[0], list(words), os.environ, setsigdef=[signal.SIGTERM, signal.SIGPIPE])
         # Its streams are the command's alone, so that they end with it.
         null = os.open(os.devnull, os.O_RDWR)
@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> int:
                 code = os.waitstatus_to_exitcode(how)
                 status = code if code >= 0 else 128 - code
                 break
-    except Asked:
+    except TerminationRequested:
         pass
     except OSError as error:
         sys.stderr.write(f"{words[0]}: {error.strerror}\n")

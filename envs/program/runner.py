@@ -24,7 +24,7 @@ from mafrt.config.resolve import check_source, load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import error_line, shortened
 from mafrt.envs.program.coroutines import LOOPS
-from mafrt.envs.program.episode import Ended, ProgramEpisode, line_of_task, line_of_thread
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode, line_of_task, line_of_thread
 from mafrt.envs.program.own_process import ProgramProcesses, Source
 
 MOST_TASK_BYTES = 100_000
@@ -67,7 +67,7 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
         except BaseException as error:
             _failed(episode, error)
         else:
-            episode.events.put(Ended(returned))
+            episode.events.put(ProgramEnd(returned))
 
     async def called(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         await awaited(episode, function(task, base_url))
@@ -81,7 +81,7 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
         if inspect.isawaitable(result):
             in_loop(episode, awaited(episode, result))
         else:
-            episode.events.put(Ended(result))
+            episode.events.put(ProgramEnd(result))
 
     def in_loop(episode: ProgramEpisode, coroutine: Coroutine[Any, Any, None]) -> None:
         future = LOOPS.submit(coroutine)
@@ -104,7 +104,7 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
 
 
 def _failed(episode: ProgramEpisode, error: BaseException) -> None:
-    episode.events.put(Ended(error=f"raised {type(error).__name__}: {error_line(error)}{user_line(error)}"))
+    episode.events.put(ProgramEnd(error=f"raised {type(error).__name__}: {error_line(error)}{user_line(error)}"))
 
 
 def command_runner(command: str, timeout_s: float) -> Start:
@@ -125,7 +125,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
         if len(text) <= MOST_TASK_BYTES:
             where["MAFRT_TASK"] = text
         if shutil.which(words[0]) is None:
-            episode.events.put(Ended(error=f"could not be started: there is no such command ({words[0]})"))
+            episode.events.put(ProgramEnd(error=f"could not be started: there is no such command ({words[0]})"))
             return
         try:
             with tempfile.TemporaryFile() as given:
@@ -140,7 +140,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
                     start_new_session=True,  # Ctrl-C is for the trainer
                 )
         except OSError as error:
-            episode.events.put(Ended(error=f"could not be started: {error.strerror} ({words[0]})"))
+            episode.events.put(ProgramEnd(error=f"could not be started: {error.strerror} ({words[0]})"))
             return
         episode.stop = lambda: end(process) if process.poll() is None else None
         kept, why = _read(process, timeout_s)
@@ -152,12 +152,12 @@ def command_runner(command: str, timeout_s: float) -> Start:
             kill(process)
             process.wait()
         if why is not None:
-            episode.events.put(Ended(error=why))
+            episode.events.put(ProgramEnd(error=why))
         elif process.returncode:
             last = (bytes(kept[1]).decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
-            episode.events.put(Ended(error=f"ended with code {process.returncode}: {shortened(last, 300)}"))
+            episode.events.put(ProgramEnd(error=f"ended with code {process.returncode}: {shortened(last, 300)}"))
         else:
-            episode.events.put(Ended(_last_line(bytes(kept[0]))))
+            episode.events.put(ProgramEnd(_last_line(bytes(kept[0]))))
 
     def start(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         threading.Thread(target=run, args=(episode, task, base_url), daemon=True, name=episode.key).start()

@@ -14,7 +14,7 @@ from typing import Any
 from mafrt.core.types import Message
 from mafrt.environment.session import Session
 from mafrt.envs.search.env import SearchEnv
-from mafrt.envs.search.generated import Fact, World, generated
+from mafrt.envs.search.generated import CorpusFact, World, generated
 
 CARELESS = 0.4
 """Share of turns with a mistake."""
@@ -24,7 +24,7 @@ ENOUGH, MORE = "Verdict: approve", "Verdict: reject"
 class Demonstrator:
     """Plays the three roles of one episode about `fact`."""
 
-    def __init__(self, world: World, fact: Fact, rng: random.Random, careless: float = CARELESS) -> None:
+    def __init__(self, world: World, fact: CorpusFact, rng: random.Random, careless: float = CARELESS) -> None:
         self.world, self.fact, self.rng, self.careless = world, fact, rng, careless
         self.told = fact if fact.other is None else world.fact(fact.other[0])
         """the fact that holds the number"""
@@ -43,7 +43,7 @@ class Demonstrator:
         number = str(self.told.number) if is_known and not (slip and wrong) else self.rng.choice(wrong or ["1"])
         return f"\\boxed{{{number}}}"
 
-    def _query(self, fact: Fact, slip: bool) -> str:
+    def _query(self, fact: CorpusFact, slip: bool) -> str:
         return str(self.rng.choice(self.world.facts).box if slip else fact.box)
 
 

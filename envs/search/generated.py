@@ -26,7 +26,7 @@ TWO_HOP = 0.25
 
 
 @dataclass(frozen=True)
-class Fact:
+class CorpusFact:
     """Box `box` holds `number` of `thing`, told by referring to `other` (box, thing) or not."""
 
     box: int
@@ -49,10 +49,10 @@ class Fact:
 class World:
     """Facts with their questions; question i asks for fact i."""
 
-    facts: tuple[Fact, ...]
+    facts: tuple[CorpusFact, ...]
     questions: tuple[Question, ...]
 
-    def fact(self, box: int) -> Fact:
+    def fact(self, box: int) -> CorpusFact:
         """The fact about a box."""
         return next(fact for fact in self.facts if fact.box == box)
 
@@ -73,10 +73,11 @@ def generated(split: str = "train", seed: int = 0) -> World:
     told, further = boxes[: (most := round(len(boxes) * (1 - TWO_HOP)))], boxes[most:]
     # No number stands in more than three facts, so that a search for it alone can find all of them.
     facts = [
-        Fact(box, rng.choice(THINGS), number) for box, number in zip(told, rng.sample(boxes, len(told)), strict=True)
+        CorpusFact(box, rng.choice(THINGS), number)
+        for box, number in zip(told, rng.sample(boxes, len(told)), strict=True)
     ]
     for box, other in zip(further, rng.sample(facts, len(further)), strict=True):
-        facts.append(Fact(box, rng.choice(THINGS), other.number, (other.box, other.thing)))
+        facts.append(CorpusFact(box, rng.choice(THINGS), other.number, (other.box, other.thing)))
     passages = tuple(Passage(f"{split}:{n}", "", fact.text) for n, fact in enumerate(facts))
     kinds = ["two_hop" if fact.other else "one_hop" for fact in facts]
     questions = tuple(

@@ -61,7 +61,7 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class Called:
+class AnsweredCall:
     """A call with its answer."""
 
     call: ToolCall | BadCall
@@ -116,16 +116,16 @@ class Toolbox(EpisodeTool):
         """Of all tools, for the chat template."""
         return [tool.schema() for tool in self.tools]
 
-    def run(self, text: str, agent: str | None = None) -> list[Called]:
+    def run(self, text: str, agent: str | None = None) -> list[AnsweredCall]:
         """Make the calls of a text, in order."""
         calls = find_calls(text, self.fences)
-        made = [Called(call, self.answer(call)) for call in calls[:MOST_CALLS]]
+        made = [AnsweredCall(call, self.answer(call)) for call in calls[:MOST_CALLS]]
         if len(calls) > MOST_CALLS:
             why = f"at most {MOST_CALLS} calls are made in one turn; {len(calls) - MOST_CALLS} were left out."
-            made.append(Called(BadCall(why), f"{ERROR}{why}"))
+            made.append(AnsweredCall(BadCall(why), f"{ERROR}{why}"))
         return made
 
-    def says(self, ran: list[Called]) -> str:
+    def says(self, ran: list[AnsweredCall]) -> str:
         return shorten("\n".join(called.answer for called in ran), SHOWN)
 
     def answer(self, call: ToolCall | BadCall) -> str:

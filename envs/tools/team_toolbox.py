@@ -8,7 +8,7 @@ from typing import Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.envs.tools.base import Called, Files, Tool, Toolbox, listed
+from mafrt.envs.tools.base import AnsweredCall, Files, Tool, Toolbox, listed
 from mafrt.envs.tools.registry import named_tools
 from mafrt.envs.workflows.state import EpisodeTool
 
@@ -34,7 +34,7 @@ class TeamToolbox(EpisodeTool):
         twin.files = self.files
         return twin
 
-    def run(self, text: str, agent: str | None = None) -> list[Called]:
+    def run(self, text: str, agent: str | None = None) -> list[AnsweredCall]:
         """Make the calls of a text with the tools of its agent. Raises EnvError if the sandbox failed."""
         box = self.boxes.get(agent) if agent is not None else None
         if box is None:
@@ -45,7 +45,7 @@ class TeamToolbox(EpisodeTool):
         finally:
             self.files = box.files
 
-    def says(self, ran: list[Called]) -> str:
+    def says(self, ran: list[AnsweredCall]) -> str:
         return next(iter(self.boxes.values())).says(ran)
 
     def schemas(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
 from mafrt.environment.tool_calls import find_calls, tool_message
-from mafrt.envs.tools.base import ERROR, Called
+from mafrt.envs.tools.base import ERROR, AnsweredCall
 from mafrt.envs.tools.team_toolbox import team_toolbox
 from mafrt.envs.workflows.chain import Chain
 from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool, written
@@ -81,7 +81,7 @@ class ToolWorkflow(Chain):
         return {"tool_turns": float(len(answers)), "tool_errors": failed / len(answers) if answers else 0.0}
 
     def evidence(
-        self, before: TaskState, after: TaskState, ran: list[Called] | None, rules: TurnRules
+        self, before: TaskState, after: TaskState, ran: list[AnsweredCall] | None, rules: TurnRules
     ) -> dict[str, Evidence]:
         (name, _), *answered = after.said[len(before.said) :]
         if not answered or answered[0][0] != TOOL:

@@ -17,7 +17,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief, error_line, real_number
 from mafrt.core.types import StepResult
 from mafrt.envs.program.env import ProgramEnv
-from mafrt.envs.program.episode import Ended, ProgramEpisode
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 from mafrt.envs.verifiers.process import Description, Interpreter, Life, interpreter
 
 SPLITS = ("train", "validation", "test")
@@ -99,7 +99,7 @@ class VerifiersEnv(ProgramEnv):
     def _shown(self, task: dict[str, Any]) -> str:
         return str(task["prompt"])
 
-    def _refuse_failed(self, ended: Ended) -> None:
+    def _refuse_failed(self, ended: ProgramEnd) -> None:
         if ended.error is not None:
             raise EnvError(f"{self.what} {ended.error}")
         why = ended.returned.get("failed") if isinstance(ended.returned, dict) else None

@@ -24,7 +24,7 @@ from typing import Any
 from mafrt.config import permission
 from mafrt.core.errors import EnvError
 from mafrt.core.text import clean_text, shortened
-from mafrt.envs.program.episode import Ended, ProgramEpisode
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 
 KNOWN = "0.4"
 """Version of the package whose interface the worker speaks"""
@@ -171,7 +171,7 @@ class Life:
             ended = message.get("ended")
             if error is None and not isinstance(ended, dict):
                 error = "ended an episode without a result"
-            episode.events.put(Ended(ended) if error is None else Ended(error=clean_text(str(error))[:800]))
+            episode.events.put(ProgramEnd(ended) if error is None else ProgramEnd(error=clean_text(str(error))[:800]))
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -232,9 +232,9 @@ class Life:
             self.send({"op": "run", "id": number, "env": env, "task": task, "base_url": base_url})
         except EnvError as error:
             self.episodes.pop(number, None)
-            episode.events.put(Ended(error=f"could not begin: {error}"))
+            episode.events.put(ProgramEnd(error=f"could not begin: {error}"))
         if self.dead is not None and self.episodes.pop(number, None) is not None:
-            episode.events.put(Ended(error=f"could not begin: {self.dead}"))
+            episode.events.put(ProgramEnd(error=f"could not begin: {self.dead}"))
 
     def _give_up(self, number: int) -> None:
         self.episodes.pop(number, None)
@@ -251,7 +251,7 @@ class Life:
             answers.put(told)
         for number in list(self.episodes):
             if (episode := self.episodes.pop(number, None)) is not None:
-                episode.events.put(Ended(error=told["error"]))
+                episode.events.put(ProgramEnd(error=told["error"]))
 
     def close(self, within_s: float = END_S) -> None:
         """End the process, and wait for it."""

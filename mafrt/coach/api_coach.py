@@ -17,7 +17,7 @@ from mafrt.coach.api_errors import CallFailedError
 from mafrt.coach.base import Case, Coach
 from mafrt.coach.budget import Budget
 from mafrt.coach.cache import VerdictCache, key_of
-from mafrt.coach.judge_prompt import Ask, make_ask
+from mafrt.coach.judge_prompt import JudgeQuestion, make_ask
 from mafrt.coach.parse_reply import UnreadableError, read_reply
 from mafrt.coach.providers import Provider, Reply
 from mafrt.coach.retry import Breaker, Retry
@@ -126,14 +126,14 @@ class RemoteCoach(Coach):
         flight.add_done_callback(lambda _: self._flights.pop(key, None))
         return await flight
 
-    async def _kept(self, case: Case, ask: Ask, key: str) -> Verdict:
+    async def _kept(self, case: Case, ask: JudgeQuestion, key: str) -> Verdict:
         verdict = await self._asked(case, ask)
         # Failures are not kept, since the same question may be answered tomorrow.
         if self.cache is not None and isinstance(verdict, Scored):
             self.cache.put(key, verdict)
         return verdict
 
-    async def _asked(self, case: Case, ask: Ask) -> Verdict:
+    async def _asked(self, case: Case, ask: JudgeQuestion) -> Verdict:
         """Ask, and once more where the reply cannot be read."""
         problem = ""
         # Once more with the reason: models often correct the form, and a third reply seldom differs from the second.
@@ -165,7 +165,7 @@ class RemoteCoach(Coach):
         if not self._answered and self._refused >= REFUSED_MOST:
             raise CoachDownError(f"the coach {self._short} has refused every call so far: {error}") from error
 
-    async def _reply(self, case: Case, ask: Ask) -> Reply:
+    async def _reply(self, case: Case, ask: JudgeQuestion) -> Reply:
         """A reply in JSON; in the text form from a server that does not take a schema."""
         if self._structured:
             try:
@@ -182,11 +182,11 @@ class RemoteCoach(Coach):
                 return reply
         return await self._retry.run(lambda: self._call(self._plain(case, ask)))
 
-    def _plain(self, case: Case, ask: Ask) -> Ask:
+    def _plain(self, case: Case, ask: JudgeQuestion) -> JudgeQuestion:
         """The same question with the text form; the note of a second question stays."""
-        return Ask(make_ask(self.rubric, case, structured=False).system, ask.user, None)
+        return JudgeQuestion(make_ask(self.rubric, case, structured=False).system, ask.user, None)
 
-    async def _call(self, ask: Ask) -> Reply:
+    async def _call(self, ask: JudgeQuestion) -> Reply:
         """One call over the network: a place in the queue, a share of the budget, a limit on its time."""
         assert self._slots is not None
         try:

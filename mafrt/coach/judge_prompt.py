@@ -47,7 +47,7 @@ PROCESS_SCORE: <number from 0 to 10>"""
 
 
 @dataclass(frozen=True)
-class Ask:
+class JudgeQuestion:
     """One question to a judge."""
 
     system: str
@@ -59,13 +59,13 @@ class Ask:
     analysis: bool = False
     """whether the reply may be an analysis with the score at its end"""
 
-    def again(self, problem: str) -> Ask:
+    def again(self, problem: str) -> JudgeQuestion:
         """The whole question once more, after a reply that could not be read."""
         note = f"(Your last reply could not be read: {problem}. Judge again, and keep to the form of the reply.)"
         return replace(self, user=f"{self.user}\n\n{note}")
 
 
-def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> Ask:
+def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> JudgeQuestion:
     """The question about a case.
 
     Args:
@@ -96,7 +96,7 @@ def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> Ask:
     structured = structured and not rubric.asks_analysis
     as_text = _AS_ANALYSIS if rubric.asks_analysis else _AS_TEXT
     form = (_AS_JSON_SPANS if case.spans else _AS_JSON) if structured else as_text
-    return Ask(
+    return JudgeQuestion(
         f"{_TASK}\n{form}",
         rubric.fill({**values, "agent": case.agent}),
         schema(case.spans) if structured else None,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.coach.base import Case, Coach
-from mafrt.coach.judge_prompt import Ask, make_ask
+from mafrt.coach.judge_prompt import JudgeQuestion, make_ask
 from mafrt.coach.parse_reply import UnreadableError, read_reply
 from mafrt.coach.rubric import Rubric
 from mafrt.core.errors import ConfigError
@@ -74,7 +74,7 @@ class LocalCoach(Coach):
     def restore(self, counts: Any) -> None:
         self._calls = int(counts.get("calls", 0))
 
-    def _answers(self, asks: Sequence[Ask]) -> list[Verdict | UnreadableError]:
+    def _answers(self, asks: Sequence[JudgeQuestion]) -> list[Verdict | UnreadableError]:
         assert self._engine is not None, "bind() comes first"
         adapter = None if self.adapter is None else JUDGE
         sampling = SamplingParams(max_new_tokens=self.max_tokens, temperature=0.0)
@@ -96,7 +96,7 @@ class LocalCoach(Coach):
                 verdicts[place] = self._read(reply.text, asks[place], cut=reply.stop == "length")
         return verdicts
 
-    def _read(self, text: str, ask: Ask, *, cut: bool) -> Verdict | UnreadableError:
+    def _read(self, text: str, ask: JudgeQuestion, *, cut: bool) -> Verdict | UnreadableError:
         try:
             said = visible(text, opened=True) if self._opened else text
             return read_reply(said, cut=cut, quoted=ask.quoted, analysis=ask.analysis)

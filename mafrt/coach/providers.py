@@ -1,4 +1,4 @@
-"""The three SDKs behind one method: an `Ask` in, a `Reply` or a `CallFailedError` out.
+"""The three SDKs behind one method: an `JudgeQuestion` in, a `Reply` or a `CallFailedError` out.
 
 Their own retries are off, since there is one loop around all of them (`retry.py`). Keys come from the environment and
 go into headers; nothing here writes one anywhere, and a message that repeats one is washed before it leaves.
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from mafrt.coach.api_errors import CallFailedError, failed
-from mafrt.coach.judge_prompt import Ask
+from mafrt.coach.judge_prompt import JudgeQuestion
 from mafrt.config.resolve import Registry, user_line
 from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
 from mafrt.core.extras import install
@@ -58,7 +58,7 @@ class Provider(Protocol):
     where: str
     """the address that is asked; part of the cache's key"""
 
-    async def ask(self, ask: Ask) -> Reply: ...
+    async def ask(self, ask: JudgeQuestion) -> Reply: ...
 
     async def close(self) -> None: ...
 
@@ -116,7 +116,7 @@ class OpenAIProvider:
         # The newer name is the only one that OpenAI's reasoning models take; other servers know the older.
         self._limit: dict[str, Any] = {"max_completion_tokens" if base_url is None else "max_tokens": max_tokens}
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: JudgeQuestion) -> Reply:
         form: dict[str, Any] = {}
         if ask.schema is not None:
             wanted = {"name": "verdict", "strict": True, "schema": ask.schema}
@@ -158,7 +158,7 @@ class AnthropicProvider:
         self.where = str(self._client.base_url)
         self._model, self._max_tokens = model, max_tokens
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: JudgeQuestion) -> Reply:
         form: dict[str, Any] = {}
         if ask.schema is not None:
             form["output_config"] = {"format": {"type": "json_schema", "schema": ask.schema}}
@@ -205,7 +205,7 @@ class GoogleProvider:
         self.where = base_url or "google"
         self._model, self._max_tokens = model, max_tokens
 
-    async def ask(self, ask: Ask) -> Reply:
+    async def ask(self, ask: JudgeQuestion) -> Reply:
         from google.genai import types
 
         form: dict[str, Any] = {}

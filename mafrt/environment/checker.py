@@ -38,7 +38,7 @@ _TEXTS = (
 )
 
 
-class Findings(list[str]):
+class Breaches(list[str]):
     """Breaches in order; one that shows for every seed is kept once."""
 
     def add(self, breach: str) -> None:
@@ -73,7 +73,7 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
         return [problem]
     if problem := _limits_problem(bare):
         return [problem]
-    problems = Findings()
+    problems = Breaches()
     agents = bare.agents
     transitions = _TransitionWatch(bare)
     try:
@@ -119,7 +119,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
     return transcript
 
 
-def _replay(env: Session, seed: int, problems: Findings) -> None:
+def _replay(env: Session, seed: int, problems: Breaches) -> None:
     """The same seed and the same actions must give the same episode, after any other."""
     first = play(env, seed, action_seed=seed)
     if isinstance(first[-1], str):
@@ -141,7 +141,7 @@ def _replay(env: Session, seed: int, problems: Findings) -> None:
         )
 
 
-def _check_tasks(env: Session, problems: Findings) -> None:
+def _check_tasks(env: Session, problems: Breaches) -> None:
     if env.num_tasks is None:
         return
     seen: dict[str, int] = {}
@@ -165,7 +165,7 @@ def _check_tasks(env: Session, problems: Findings) -> None:
         seen[names[0]] = task
 
 
-def _check_spawn(env: Session, problems: Findings) -> None:
+def _check_spawn(env: Session, problems: Breaches) -> None:
     """Two siblings played in turns must do the same as each alone."""
     try:
         left, right = env.spawn(), env.spawn()
@@ -212,7 +212,7 @@ def _interleaved(left: Session, right: Session) -> list[list[Any]]:
     return runs
 
 
-def _check_fork(session: Session, problems: Findings) -> None:
+def _check_fork(session: Session, problems: Breaches) -> None:
     """A fork that the environment makes itself must go on as the episode would have, and leave it alone."""
     if type(session.unwrapped).fork is Env.fork:
         return  # the session plays it again from the start, which has been checked
@@ -237,7 +237,7 @@ def _check_fork(session: Session, problems: Findings) -> None:
             return
 
 
-def _close(env: Env, problems: Findings) -> None:
+def _close(env: Env, problems: Breaches) -> None:
     try:
         env.close()
     except Exception as error:
@@ -256,7 +256,7 @@ class _TransitionWatch:
     """Calls every `transition` twice and compares its arguments before and after."""
 
     def __init__(self, env: Env) -> None:
-        self.env, self.problems = env, Findings()
+        self.env, self.problems = env, Breaches()
         self.inner = env.transition
         env.transition = self  # type: ignore[method-assign]
 

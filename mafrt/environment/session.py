@@ -24,7 +24,7 @@ from mafrt.environment.contract import check_task, checked_reset, checked_step, 
 
 
 @dataclass
-class Played:
+class EpisodeHistory:
     """The running episode so far: enough to play it again."""
 
     seed: int | None
@@ -60,7 +60,7 @@ class Session(Env):
         self.done = True
         """Whether the episode is over (or none has begun)."""
         self._acting: frozenset[str] = frozenset()
-        self._played: Played | None = None
+        self._played: EpisodeHistory | None = None
 
     def __getattribute__(self, name: str) -> Any:
         # Not __getattr__: a default that `Env` declares would hide the environment's own value.
@@ -90,7 +90,7 @@ class Session(Env):
         self.done, self._acting, self._played = True, frozenset(), None
         observations, info, generator = self._reset(seed, options)
         self.done, self._acting = False, frozenset(observations)
-        self._played = Played(seed, options, generator, dict(observations))
+        self._played = EpisodeHistory(seed, options, generator, dict(observations))
         return observations, info
 
     def _reset(

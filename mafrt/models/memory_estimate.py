@@ -112,7 +112,7 @@ MODEL_SHAPES = {
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryInputs:
     """Settings of a run that determine its memory."""
 
     agents: int = 3
@@ -140,7 +140,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes on one GPU, by purpose."""
 
     base: float
@@ -163,13 +163,13 @@ class Footprint:
         return max(self.learning, self.playing)
 
 
-def adapter_weights(shape: ModelShape, use: Use) -> int:
+def adapter_weights(shape: ModelShape, use: MemoryInputs) -> int:
     """A: parameters of one adapter."""
     linears = shape.linears
     return use.rank * sum(n * (a + b) for name in shape.named(use.targets) for n, a, b in linears[name])
 
 
-def footprint(shape: ModelShape, use: Use) -> Footprint:
+def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
     """Memory of one process. Raises ConfigError for an unknown layout or number of bits."""
     if use.layout not in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
         raise ConfigError(f"layout is {use.layout!r}; choose ddp, zero1, zero2, zero3 or fsdp.")
@@ -194,7 +194,7 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     if use.reference == "initial":  # frozen: weights, and their copy in the base's precision where they are multiplied
         each += 4 + (2 * number if copies else number)
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
-    return Footprint(
+    return MemoryEstimate(
         base / shards,
         base if use.rows else base / shards,
         use.agents * adapter_weights(shape, use) * each,
@@ -203,7 +203,7 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     )
 
 
-def packed(base: float, use: Use) -> float:
+def packed(base: float, use: MemoryInputs) -> float:
     """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes.
 
     One for play and for the way forward, and one for the way back.
@@ -219,7 +219,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def activations(shape: ModelShape, use: Use, number: int) -> float:
+def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
     A block saves, per token: inputs and outputs of its norms (of query and key norms too); queries, keys, values and
@@ -306,7 +306,7 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
     return next((int(config[name]) for name in names if isinstance(config.get(name), int)), 0)
 
 
-def fitting_micro_batch(shape: ModelShape, use: Use, free: float, asked: int) -> int:
+def fitting_micro_batch(shape: ModelShape, use: MemoryInputs, free: float, asked: int) -> int:
     """The largest micro-batch whose backward pass takes at most half of the free memory.
 
     Args:
@@ -327,7 +327,7 @@ def fitting_micro_batch(shape: ModelShape, use: Use, free: float, asked: int) ->
     return asked if asked <= most else max(256, most // 256 * 256)
 
 
-def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:
+def table(model: str, variants: Sequence[tuple[str, MemoryInputs]]) -> list[tuple[str, ...]]:
     """Rows of (how, base, adapters, activations, keys and values, peak) in GB, after a line of titles."""
     shape = model_shape(model)
     rows: list[tuple[str, ...]] = [("", "base", "adapters", "activations", "keys, values", "peak of one GPU")]

@@ -1,9 +1,9 @@
 """Text from outside as token ids: words of an agent, a tool, a file or a data set never become a control token.
 
 A tokenizer turns the text `<|im_end|>` into the token that ends a message, in any content. So a chat is encoded in
-three steps: `StandIns.hide` puts a plain word for each text of an added token in the contents, the chat template is
-filled in, and `StandIns.encode` puts the texts back such that they are tokenised as characters. A text without any such
-has the ids that the tokenizer itself gives.
+three steps: `Placeholders.hide` puts a plain word for each text of an added token in the contents, the chat template is
+filled in, and `Placeholders.encode` puts the texts back such that they are tokenised as characters. A text without any
+such has the ids that the tokenizer itself gives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANCHORS = ("a", "\n", ".")
 
 
 @dataclass(frozen=True)
-class Controls:
+class ControlTokens:
     """The added tokens of a tokenizer that no text from outside may become."""
 
     ids: dict[str, int]
@@ -100,10 +100,10 @@ class Controls:
         return frozenset(self.ids.values()) - {self.unknown}
 
 
-_KNOWN: WeakKeyDictionary[Any, tuple[int, Controls]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, tuple[int, ControlTokens]] = WeakKeyDictionary()
 
 
-def controls_of(tokenizer: Any) -> Controls:
+def controls_of(tokenizer: Any) -> ControlTokens:
     """The controls of a tokenizer: its special tokens, and other added ones that are no plain word or blanks."""
     known = _KNOWN.get(tokenizer)
     if known is not None and known[0] == len(tokenizer):
@@ -121,12 +121,12 @@ def controls_of(tokenizer: Any) -> Controls:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     normalizer = getattr(backend, "normalizer", None)
     normalize = None if normalizer is None else normalizer.normalize_str
-    controls = Controls(ids, unknown, normalize, backend is not None)
+    controls = ControlTokens(ids, unknown, normalize, backend is not None)
     _KNOWN[tokenizer] = (len(tokenizer), controls)
     return controls
 
 
-class StandIns:
+class Placeholders:
     """Plain words that stand for parts of the texts of one chat while its template is filled in.
 
     Args:
@@ -285,7 +285,7 @@ class StandIns:
 
 def encode_outside(tokenizer: Any, text: str, keep: Collection[str] = ()) -> list[int]:
     """Token ids of a text from outside; only the controls of `keep` become one."""
-    stand_ins = StandIns(tokenizer, [text])
+    stand_ins = Placeholders(tokenizer, [text])
     return stand_ins.encode(stand_ins.hide(text, keep))
 
 

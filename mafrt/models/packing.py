@@ -5,8 +5,8 @@ each of these (the samples of one prompt, or prompts with a common transcript), 
 followed by the rest of each row, and every token sees the prefix and its own row only. Hidden states and gradients are
 those of row-by-row passes up to rounding, since a causal model's states at the prefix do not depend on what follows.
 
-Tokens before a row's first one with an adapter (adapters of scope `action`) need no gradient. `Beginnings` are these
-tokens, each sequence once: computed in a pass of its own that records nothing, they give the rest of every row their
+Tokens before a row's first one with an adapter (adapters of scope `action`) need no gradient. `SharedPrefixes` are
+these, each sequence once: computed in a pass of its own that records nothing, they give the rest of every row their
 keys and values as constants, so that the backward pass has the rests only.
 """
 
@@ -137,7 +137,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Beginnings:
+class SharedPrefixes:
     """The tokens of each row before the first one with an adapter, and their pass, in which equal ones stand once."""
 
     packing: Packing
@@ -147,7 +147,7 @@ class Beginnings:
     """`[B, T]` bool: the real tokens of the batch that belong to no beginning"""
 
     @classmethod
-    def of(cls, real: Tensor, index: Tensor, ids: Tensor, device: torch.device) -> Beginnings | None:
+    def of(cls, real: Tensor, index: Tensor, ids: Tensor, device: torch.device) -> SharedPrefixes | None:
         """Arguments as of `pack`, `index` `[B, T]`; None where no row has a beginning of `LEAST_SHARED` tokens."""
         steps = real.shape[1]
         fixed = real & ((index >= 0) & real).int().cumsum(1).eq(0)
@@ -179,7 +179,7 @@ def pack(
     device: torch.device,
     ids: Tensor | None = None,
     least_shared: int = LEAST_SHARED,
-    beginnings: Beginnings | None = None,
+    beginnings: SharedPrefixes | None = None,
 ) -> Packing:
     """Lay a batch out for one pass without padding.
 
@@ -199,7 +199,7 @@ def _packed(
     index: Tensor,
     ids: Tensor | None = None,
     least_shared: int = LEAST_SHARED,
-    beginnings: Beginnings | None = None,
+    beginnings: SharedPrefixes | None = None,
 ) -> Packing:
     """`pack` on the CPU."""
     device = torch.device("cpu")

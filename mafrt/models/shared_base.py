@@ -24,7 +24,7 @@ from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.compute import Compute, compute_for
 from mafrt.models.multi_lora import set_checkpointing
 from mafrt.models.packed_attention import use_packed_attention
-from mafrt.models.packing import Beginnings, Packing, pack
+from mafrt.models.packing import Packing, SharedPrefixes, pack
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
 
@@ -326,7 +326,7 @@ class SharedBase(AdaptedModel):
         hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
         # A sharded forward is collective, so every process must make the same number of them.
         apart = torch.is_grad_enabled() and ids is not None and index.dim() == 2 and not self.sharded
-        beginnings = Beginnings.of(real, index, ids, input_ids.device) if apart and ids is not None else None
+        beginnings = SharedPrefixes.of(real, index, ids, input_ids.device) if apart and ids is not None else None
         if beginnings is not None:
             with torch.no_grad():
                 hidden = self._packed_pass(beginnings.packing, flat, learn, hidden)

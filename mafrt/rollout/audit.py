@@ -25,7 +25,7 @@ from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Audit, Completion, Episode, Request, Turn
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Answers, Live, Player, PlayStats
+from mafrt.rollout.player import Answers, Player, PlayStats, RunningEpisode
 from mafrt.rollout.replay import paid, play_on, resumed
 
 ALTERNATIVES = 2
@@ -41,7 +41,7 @@ class _Continuation:
     alternative: int
     """0: the turn itself"""
     replay: int
-    live: Live
+    live: RunningEpisode
     answers: Answers
 
 

@@ -21,14 +21,14 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import StepResult, Turn
 from mafrt.rollout.player import PlayStats
 from mafrt.rollout.replay import play_on
-from mafrt.rollout.tree_player import Tree, TreePlayer, Trial, no_score
+from mafrt.rollout.tree_player import Alternative, Tree, TreePlayer, no_score
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ContinuedTreePlayer(TreePlayer):
     """Plays trees whose alternatives are continued to the end; see the module."""
 
-    def _try(self, speakers: Sequence[tuple[Tree, str]], trials: Sequence[list[Trial]], stats: PlayStats) -> None:
+    def _try(self, speakers: Sequence[tuple[Tree, str]], trials: Sequence[list[Alternative]], stats: PlayStats) -> None:
         every = [trial for some in trials for trial in some]
         for (tree, _), some in zip(speakers, trials, strict=True):
             for trial in some:
@@ -46,7 +46,7 @@ class ContinuedTreePlayer(TreePlayer):
             for trial in some:
                 _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.opponents)
 
-    def _begun(self, trial: Trial, result: StepResult | EnvError) -> bool:
+    def _begun(self, trial: Alternative, result: StepResult | EnvError) -> bool:
         """Take the step of the alternative itself; False if its environment raised."""
         if not self._stepped(trial, result):
             return False
@@ -54,7 +54,7 @@ class ContinuedTreePlayer(TreePlayer):
         trial.fork.observations = dict(result.observations)
         return True
 
-    def _best(self, trials: Sequence[list[Trial]], stats: PlayStats) -> list[int]:
+    def _best(self, trials: Sequence[list[Alternative]], stats: PlayStats) -> list[int]:
         """Always the first: another choice would make the states that follow unlike those of the policy."""
         episodes = [trial.fork.episode for some in trials for trial in some]
         if self.judge is not None and episodes:
@@ -67,7 +67,7 @@ class ContinuedTreePlayer(TreePlayer):
         return [0] * len(trials)
 
 
-def _reduce(trial: Trial, earlier: Sequence[Turn], position: int, own: bool) -> None:
+def _reduce(trial: Alternative, earlier: Sequence[Turn], position: int, own: bool) -> None:
     """Make a continued episode one of a single turn, which carries all that was paid from it on (`own`: its agent)."""
     fork = trial.fork
     turns = fork.episode.turns

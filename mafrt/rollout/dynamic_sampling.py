@@ -19,7 +19,7 @@ from mafrt.rollout.task_stream import TaskStream
 
 
 @dataclass(frozen=True)
-class Resampled:
+class SampledBatch:
     """The batch after all rounds."""
 
     episodes: list[Episode]
@@ -43,7 +43,7 @@ def resample(
     blocks: int,
     drawn: int,
     dealt: int,
-) -> Resampled:
+) -> SampledBatch:
     """Replace groups without spread, for at most `rounds` rounds.
 
     Args:
@@ -70,4 +70,4 @@ def resample(
             break
         kept = [episode for episode in kept if episode.group not in empty] + fresh_episodes
         done, replaced = done + 1, replaced + len(empty)
-    return Resampled(sorted(kept, key=lambda episode: episode.id), drawn, done, replaced)
+    return SampledBatch(sorted(kept, key=lambda episode: episode.id), drawn, done, replaced)

@@ -17,7 +17,7 @@ from typing import Any
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Completion, Episode, Request
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Answers, Live, Player, PlayStats
+from mafrt.rollout.player import Answers, Player, PlayStats, RunningEpisode
 from mafrt.rollout.replay import paid, play_on, resumed
 
 
@@ -28,7 +28,7 @@ class MutedPlayer(Player):
     muted: Mapping[str, str] = field(default_factory=dict)
     """key of a live item -> its silent agent"""
 
-    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
+    def _answers(self, asked: Sequence[tuple[RunningEpisode, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         spoken = [one for one in asked if self.muted.get(one[0].key) != one[1]]
         answers: dict[str, Answers] = {item.key: {} for item, _, _ in asked}
         completions = iter(self._generate([request for _, _, request in spoken], stats)) if spoken else iter(())
@@ -53,7 +53,7 @@ def fill_contributions(
         `left_out/AGENT`, the team's mean return without the agent, and `left_out_lost`, the number of replays that
         the environment lost.
     """
-    tried: list[tuple[int, str, Live]] = []
+    tried: list[tuple[int, str, RunningEpisode]] = []
     lost = 0
     for number, episode in enumerate(episodes):
         for agent in sorted({turn.agent for turn in episode.turns}):

@@ -34,9 +34,9 @@ from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
-from mafrt.rollout.prompts import Voice, encode_prompt, opens_thought, with_note
+from mafrt.rollout.prompts import AgentTokenizer, encode_prompt, opens_thought, with_note
 
-__all__ = ["Answers", "Live", "PlayStats", "Player", "Rollout", "Start", "measures_of"]
+__all__ = ["Answers", "PlayStats", "Player", "Rollout", "RunningEpisode", "Start", "measures_of"]
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class PlayStats:
 
 
 @dataclass
-class Live:
+class RunningEpisode:
     """One environment in the middle of an episode. The episode's id is its key: no two live ones share it."""
 
     slot: int
@@ -200,7 +200,7 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Idle:
+class FreeSlot:
     """A slot whose environment waits for its next start."""
 
     number: int
@@ -215,7 +215,7 @@ class Rollout:
 
     next_start: NextStart
     slots: int
-    idle: list[Idle]
+    idle: list[FreeSlot]
     stats: PlayStats = field(default_factory=PlayStats)
     done: list[Episode] = field(default_factory=list)
 
@@ -244,19 +244,19 @@ class Player:
     """notes on turns just spoken, for the agents that act next (`--coach_feedback`)"""
     max_lost: float = MAX_LOST
     """max share of the episodes, in [0, 1], lost to errors of the environment"""
-    voices: Mapping[str, Voice] = field(default_factory=dict)
+    voices: Mapping[str, AgentTokenizer] = field(default_factory=dict)
     """agent -> its tokenizer and window, of agents on another base than that of `tokenizer` and `context_window`"""
 
     def __post_init__(self) -> None:
         self.adapters = self.adapters or {agent.name: agent.adapter for agent in self.team.agents}
-        default = Voice(self.tokenizer, self.context_window)
+        default = AgentTokenizer(self.tokenizer, self.context_window)
         self.voices = {name: self.voices.get(name, default) for name in self.team.names}
         self._opened = {
             name: self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(voice.tokenizer))
             for name, voice in self.voices.items()
         }
 
-    def cast(self, adapters: Mapping[str, str]) -> Player:
+    def with_adapters(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""
         # A shallow copy: engine, tokenizers and their caches stay shared.
         twin = copy.copy(self)
@@ -294,7 +294,7 @@ class Player:
         # A resumed run has no transcripts of earlier calls, so none may carry over into this one.
         engines.forget(self.engine)
         # All slots start before the first generation, so the first batch is as wide as the following ones.
-        rollout = Rollout(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
+        rollout = Rollout(next_start, len(envs), [FreeSlot(slot, session_of(env)) for slot, env in enumerate(envs)])
         try:
             live = self._start(rollout)
             while live and not interrupted():
@@ -306,9 +306,9 @@ class Player:
                 rollout.stats.report()
         return sorted(rollout.done, key=lambda episode: episode.id), rollout.stats
 
-    def _start(self, rollout: Rollout) -> list[Live]:
+    def _start(self, rollout: Rollout) -> list[RunningEpisode]:
         """Reset the idle slots to their next starts, and to the ones after them where an episode is lost."""
-        begun: list[Live] = []
+        begun: list[RunningEpisode] = []
         # Repeats, since a reset that fails makes its slot idle again.
         while rollout.idle:
             idle, rollout.idle = rollout.idle, []
@@ -316,15 +316,15 @@ class Player:
             asked = [(slot, start) for slot, start in nexts if start is not None]
             results = side_by_side(self._reset, asked, [slot.env.blocking for slot, _ in asked])
             for (slot, _), result in zip(asked, results, strict=True):
-                if isinstance(result, Live):
+                if isinstance(result, RunningEpisode):
                     begun.append(result)
                     continue
                 rollout.stats.lost(result)
                 rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
-                rollout.idle.append(Idle(slot.number, slot.env))
+                rollout.idle.append(FreeSlot(slot.number, slot.env))
         return begun
 
-    def _reset(self, asked: tuple[Idle, Start]) -> Live | EnvError:
+    def _reset(self, asked: tuple[FreeSlot, Start]) -> RunningEpisode | EnvError:
         """Begin an episode; the error that loses it."""
         slot, start = asked
         try:
@@ -334,13 +334,13 @@ class Player:
         except EnvError as error:
             return error
         episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
-        return Live(slot.number, slot.env, start, episode, dict(observations))
+        return RunningEpisode(slot.number, slot.env, start, episode, dict(observations))
 
-    def _advance(self, live: list[Live], rollout: Rollout) -> list[Live]:
+    def _advance(self, live: list[RunningEpisode], rollout: Rollout) -> list[RunningEpisode]:
         """One generation for every agent that acts, one step of every environment."""
-        asked: list[tuple[Live, str, Request]] = []
-        fitting: list[Live] = []
-        going: list[Live] = []
+        asked: list[tuple[RunningEpisode, str, Request]] = []
+        fitting: list[RunningEpisode] = []
+        going: list[RunningEpisode] = []
         encoded: dict[tuple[str, str], list[int]] = {}
         for item in live:
             requests = {agent: self._request(item, agent, encoded) for agent in item.observations}
@@ -349,7 +349,7 @@ class Player:
                 rollout.stats.prompt_too_long += 1
                 item.episode.info["ended"] = "prompt_too_long"
                 rollout.done.append(item.episode)
-                rollout.idle.append(Idle(item.slot, item.env, item.episode))
+                rollout.idle.append(FreeSlot(item.slot, item.env, item.episode))
                 continue
             fitting.append(item)
             asked += [(item, agent, request) for agent, request in requests.items()]
@@ -363,7 +363,7 @@ class Player:
         # Sorted by slot: batches, and with them float rounding, must not depend on which episode ended first.
         return sorted(going, key=lambda item: item.slot)
 
-    def _request(self, item: Live, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
+    def _request(self, item: RunningEpisode, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
         """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, filled as needed."""
         voice, spec, seen = self.voices[agent], self.team.agent(agent), item.observations[agent]
         # The samples of a group begin with the same observation.
@@ -380,7 +380,7 @@ class Player:
         seed = seed_of(item.start.seed, agent, len(item.episode.turns))
         return Request(prompt_ids=list(ids), adapter=self.adapters[agent], sampling=sampling, seed=seed)
 
-    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
+    def _answers(self, asked: Sequence[tuple[RunningEpisode, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The answers of all agents, by key of the live item."""
         answers: dict[str, Answers] = {}
         completions = self._generate([request for _, _, request in asked], stats)
@@ -395,7 +395,7 @@ class Player:
         return completions
 
     @staticmethod
-    def _tell(going: list[Live], feedback: Feedback) -> None:
+    def _tell(going: list[RunningEpisode], feedback: Feedback) -> None:
         """Add the notes on turns just spoken to the next observations, in all episodes that go on."""
         fresh = [(item, turn) for item in going for turn in item.episode.turns if turn.env_step == item.env_step - 1]
         notes = feedback([(item.episode, turn) for item, turn in fresh])
@@ -403,13 +403,15 @@ class Player:
             if note:
                 item.observations = {agent: with_note(seen, note) for agent, seen in item.observations.items()}
 
-    def _step_envs(self, live: Sequence[Live], answers: Mapping[str, Answers]) -> dict[str, StepResult | EnvError]:
+    def _step_envs(
+        self, live: Sequence[RunningEpisode], answers: Mapping[str, Answers]
+    ) -> dict[str, StepResult | EnvError]:
         """One step of every environment, by key."""
         asked = [(item, answers[item.key]) for item in live]
         results = side_by_side(self._step_env, asked, [item.env.blocking for item in live])
         return {item.key: result for item, result in zip(live, results, strict=True)}
 
-    def _step_env(self, asked: tuple[Live, Answers]) -> StepResult | EnvError:
+    def _step_env(self, asked: tuple[RunningEpisode, Answers]) -> StepResult | EnvError:
         """One step of an environment; the error that loses its episode."""
         item, answers = asked
         if item.env.asks_how_sampled:
@@ -420,11 +422,11 @@ class Player:
                 }
             )
         try:
-            return item.env.step({agent: self.heard(agent, got.text) for agent, (_, got) in answers.items()})
+            return item.env.step({agent: self.visible_text(agent, got.text) for agent, (_, got) in answers.items()})
         except EnvError as error:
             return error
 
-    def heard(self, agent: str, text: str) -> str:
+    def visible_text(self, agent: str, text: str) -> str:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""
         text = clean_text(text)
         return text if self.reasoning == "off" else visible(text, opened=self._opened[agent])
@@ -445,7 +447,12 @@ class Player:
         return Sampled(len(prompt_ids), len(ids), stop, said)
 
     def _step(
-        self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], rollout: Rollout
+        self,
+        item: RunningEpisode,
+        answers: Answers,
+        result: StepResult | EnvError,
+        going: list[RunningEpisode],
+        rollout: Rollout,
     ) -> None:
         """Record a step. The item joins `going`, or its slot is idle."""
         item.record(answers)
@@ -460,12 +467,12 @@ class Player:
         except EnvError as error:
             rollout.stats.lost(error)
             # The lost episode is discarded whole: a part of it would have no outcome to learn from.
-            rollout.idle.append(Idle(item.slot, item.env))
+            rollout.idle.append(FreeSlot(item.slot, item.env))
             return
         if over:
             item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
             rollout.done.append(item.episode)
-            rollout.idle.append(Idle(item.slot, item.env, item.episode))
+            rollout.idle.append(FreeSlot(item.slot, item.env, item.episode))
         else:
             item.observations = dict(result.observations)
             going.append(item)

@@ -13,11 +13,11 @@ from mafrt.core.types import Message, Observation
 from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.environment.tool_calls import OWN_MARKUP, THINK
 from mafrt.models.invocation import PLAIN
-from mafrt.models.outside_text import StandIns, encode_outside
+from mafrt.models.outside_text import Placeholders, encode_outside
 
 
 @dataclass(frozen=True)
-class Voice:
+class AgentTokenizer:
     """The tokens of one agent: they follow from the base that it sits on."""
 
     tokenizer: Any
@@ -73,7 +73,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
     template = bool(getattr(tokenizer, "chat_template", None))
     if not isinstance(observation, str) and (problem := tools_problem(seen)):
         raise EnvError(f"{problem[:1].upper()}{problem[1:]}")
-    stand_ins = StandIns(tokenizer, [system, *(message["content"] for message in seen)])
+    stand_ins = Placeholders(tokenizer, [system, *(message["content"] for message in seen)])
     if not template:
         lines = [{**message, "content": quoted(message["content"], ROLES)} for message in seen]
         seen, system = lines, quoted(system, ROLES)
@@ -99,7 +99,7 @@ def encode_answer(tokenizer: Any, text: str) -> list[int]:
     return encode_outside(tokenizer, text, OWN_MARKUP)
 
 
-def _hidden(message: Message, stand_ins: StandIns, template: bool) -> Message:
+def _hidden(message: Message, stand_ins: Placeholders, template: bool) -> Message:
     """A message with stand-ins for what would become a control token."""
     role, content = message["role"], message["content"]
     if role == TOOLS and template:
@@ -108,7 +108,7 @@ def _hidden(message: Message, stand_ins: StandIns, template: bool) -> Message:
     return {"role": role, "content": stand_ins.hide(content, OWN_MARKUP if role == "assistant" else ())}
 
 
-def _hidden_deep(value: Any, stand_ins: StandIns) -> Any:
+def _hidden_deep(value: Any, stand_ins: Placeholders) -> Any:
     if isinstance(value, str):
         return stand_ins.hide(value)
     if isinstance(value, list):

@@ -13,10 +13,10 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import Episode, Start
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.rollout.player import Answers, Live, Player, PlayStats, Rollout
+from mafrt.rollout.player import Answers, Player, PlayStats, Rollout, RunningEpisode
 
 
-def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, seed: int | None = None) -> Live:
+def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, seed: int | None = None) -> RunningEpisode:
     """The episode right before its environment's step `step`, in a fresh sibling of `env`.
 
     Args:
@@ -37,7 +37,9 @@ def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, see
         seed=start.reset_seed, options=None if start.task is None else {"task": start.task}
     )
     begun = Start(key, start.group, start.reset_seed, start.seed if seed is None else seed, start.task)
-    live = Live(0, session, begun, Episode(key, episode.group, info=dict(info), start=begun), dict(observations))
+    live = RunningEpisode(
+        0, session, begun, Episode(key, episode.group, info=dict(info), start=begun), dict(observations)
+    )
     for number in range(step):
         spoken = [turn for turn in episode.turns if turn.env_step == number]
         if {turn.agent for turn in spoken} != set(live.observations):
@@ -49,14 +51,14 @@ def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, see
         session.sampled(
             {t.agent: player.sampled(t.agent, t.prompt_ids, t.action_ids, t.logprobs, t.stop) for t in spoken}
         )
-        result = session.step({turn.agent: player.heard(turn.agent, turn.text) for turn in spoken})
+        result = session.step({turn.agent: player.visible_text(turn.agent, turn.text) for turn in spoken})
         live.take(result)
         live.observations = dict(result.observations)
     return live
 
 
 def play_on(
-    player: Player, going: Sequence[Live], stats: PlayStats, answers: Mapping[str, Answers] | None = None
+    player: Player, going: Sequence[RunningEpisode], stats: PlayStats, answers: Mapping[str, Answers] | None = None
 ) -> set[str]:
     """Play episodes to their ends with single turns; keys of those that are lost. `stats` gets the tokens.
 

@@ -31,7 +31,7 @@ from mafrt.core.types import Completion, Episode, Evidence, Request, StepResult,
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
 from mafrt.environment.workers import WorkerSession
-from mafrt.rollout.player import Answers, Live, Player, PlayStats
+from mafrt.rollout.player import Answers, Player, PlayStats, RunningEpisode
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Judge = Callable[[Sequence[tuple[Episode, Turn]]], Any]
 class Tree:
     """All alternatives of one environment's step, while the best of each agent are chosen."""
 
-    item: Live
+    item: RunningEpisode
     requests: dict[str, Request] = field(default_factory=dict)
     options: dict[str, list[Completion]] = field(default_factory=dict)
     """agent -> its alternatives"""
@@ -54,11 +54,11 @@ class Tree:
 
 
 @dataclass
-class Trial:
+class Alternative:
     """One alternative of one agent, tried on a fork of its tree's environment."""
 
     number: int
-    fork: Live
+    fork: RunningEpisode
     answers: Answers
 
 
@@ -73,7 +73,7 @@ class TreePlayer(Player):
     judge: Judge | None = None
     """judges alternatives before they are scored; None without a coach"""
 
-    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
+    def _answers(self, asked: Sequence[tuple[RunningEpisode, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The alternative of each agent that is carried on, by key of the live item."""
         wide = [
             # The first alternative is the sample that plain play would draw.
@@ -99,7 +99,7 @@ class TreePlayer(Player):
                 tree.kept[agent] = tree.requests[agent], tree.options[agent][number]
         return {key: tree.kept for key, tree in trees.items()}
 
-    def _fork(self, tree: Tree, agent: str, stats: PlayStats) -> list[Trial]:
+    def _fork(self, tree: Tree, agent: str, stats: PlayStats) -> list[Alternative]:
         """A trial of each alternative of one agent; those whose environment cannot be forked are lost."""
         item, trials = tree.item, []
         first = len(item.episode.turns) + list(tree.kept).index(agent)
@@ -119,10 +119,10 @@ class TreePlayer(Player):
             # Late rewards land on copies of the earlier turns.
             earlier = {name: replace(turn) for name, turn in item.last_turn.items()}
             fork = replace(item, env=env, episode=episode, last_turn=earlier)
-            trials.append(Trial(number, fork, {**tree.kept, agent: (tree.requests[agent], completion)}))
+            trials.append(Alternative(number, fork, {**tree.kept, agent: (tree.requests[agent], completion)}))
         return trials
 
-    def _try(self, speakers: Sequence[tuple[Tree, str]], trials: Sequence[list[Trial]], stats: PlayStats) -> None:
+    def _try(self, speakers: Sequence[tuple[Tree, str]], trials: Sequence[list[Alternative]], stats: PlayStats) -> None:
         """Step all forks, and drop the trials whose environment raised: their worth is not known."""
         every = [trial for some in trials for trial in some]
         results = self._step_envs([trial.fork for trial in every], {trial.fork.key: trial.answers for trial in every})
@@ -130,7 +130,9 @@ class TreePlayer(Player):
             position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
             some[:] = [t for t in some if self._taken(t, agent, results[t.fork.key], position, stats)]
 
-    def _taken(self, trial: Trial, agent: str, result: StepResult | EnvError, position: int, stats: PlayStats) -> bool:
+    def _taken(
+        self, trial: Alternative, agent: str, result: StepResult | EnvError, position: int, stats: PlayStats
+    ) -> bool:
         """Let a fork take its step; False if its environment raised."""
         fork = trial.fork
         sound = self._stepped(trial, result)
@@ -141,7 +143,7 @@ class TreePlayer(Player):
         fork.env.close()
         return sound
 
-    def _stepped(self, trial: Trial, result: StepResult | EnvError) -> bool:
+    def _stepped(self, trial: Alternative, result: StepResult | EnvError) -> bool:
         """Record a fork's answers and take its step; False if its environment raised."""
         fork = trial.fork
         fork.record(trial.answers)
@@ -158,7 +160,7 @@ class TreePlayer(Player):
             return False
         return True
 
-    def _best(self, trials: Sequence[list[Trial]], stats: PlayStats) -> list[int]:
+    def _best(self, trials: Sequence[list[Alternative]], stats: PlayStats) -> list[int]:
         """Score the trials of each tree and keep them as branches; the number of each tree's best alternative."""
         episodes = [trial.fork.episode for some in trials for trial in some]
         if self.judge is not None and episodes:

@@ -25,7 +25,7 @@ _TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a fol
 
 
 @dataclass(frozen=True)
-class Loadable:
+class LoadSource:
     """Result of resolving `--load_path`."""
 
     kind: Literal["run", "checkpoint", "adapters"]
@@ -67,7 +67,7 @@ class Loadable:
         return self.path / "state" / name
 
 
-def resolve(load_path: str | os.PathLike[str]) -> Loadable:
+def resolve(load_path: str | os.PathLike[str]) -> LoadSource:
     """The content of `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
 
     A run yields its newest intact checkpoint. A run stopped before its first checkpoint yields its own initial weights,
@@ -92,11 +92,11 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
         # It began from another run's weights, so it begins there again and not from nothing.
         if (path / ORIGIN).exists():
             return replace(resolve(load_json(path / ORIGIN)["load_path"]), run=path)
-        return Loadable("run", path, {}, None, run=path)
+        return LoadSource("run", path, {}, None, run=path)
     return _adapter_folders(path)
 
 
-def resolve_played(load_path: str | os.PathLike[str]) -> Loadable:
+def resolve_played(load_path: str | os.PathLike[str]) -> LoadSource:
     """`resolve` for a team that is played or handed on: the `best` adapters of a run belong to the run.
 
     To a training they are initial weights like those of any folder, so `resolve` knows no run of theirs. Raises
@@ -113,12 +113,12 @@ def resolve_played(load_path: str | os.PathLike[str]) -> Loadable:
     return replace(loaded, run=run, best_of=best["iteration"])
 
 
-def _one_checkpoint(path: Path) -> Loadable:
+def _one_checkpoint(path: Path) -> LoadSource:
     run = path.parent.parent if path.parent.name == "checkpoints" else None
     return _loadable("checkpoint", verify(path), run)
 
 
-def _loadable(kind: Literal["run", "checkpoint"], point: Checkpoint, run: Path | None) -> Loadable:
+def _loadable(kind: Literal["run", "checkpoint"], point: Checkpoint, run: Path | None) -> LoadSource:
     names = [name.rpartition("/")[0] for name in point.files if name.endswith("/" + _ADAPTER_FILES[0])]
     adapters = {name: point.path / name for name in names if f"{name}/{_ADAPTER_FILES[1]}" in point.files}
     current = versions()
@@ -126,10 +126,10 @@ def _loadable(kind: Literal["run", "checkpoint"], point: Checkpoint, run: Path |
     if changed:
         log.warning("%s was written with other versions, so numbers may differ: %s", point.path, ", ".join(changed))
     critic = point.path / CRITIC if CRITIC in point.files else None
-    return Loadable(kind, point.path, adapters, critic, point, run)
+    return LoadSource(kind, point.path, adapters, critic, point, run)
 
 
-def _adapter_folders(path: Path) -> Loadable:
+def _adapter_folders(path: Path) -> LoadSource:
     if any((path / name).exists() for name in _ADAPTER_FILES):
         raise CheckpointError(f"{path} is itself one adapter; give the folder that holds it, so that it has a name")
     adapters = {}
@@ -147,4 +147,4 @@ def _adapter_folders(path: Path) -> Loadable:
         entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise CheckpointError(f"{path} holds no run, checkpoint or adapter folder (found: {entries}); {_TAKES}")
     critic = path / CRITIC
-    return Loadable("adapters", path, adapters, critic if critic.is_file() else None)
+    return LoadSource("adapters", path, adapters, critic if critic.is_file() else None)

@@ -23,7 +23,7 @@ from mafrt.storage.json_lines import JsonLines, copy_until, keep_until
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RunDir:
         cls,
         path: str | os.PathLike[str],
         args: Mapping[str, Any],
-        loaded: Loadable | None = None,
+        loaded: LoadSource | None = None,
         record: RunRecord | None = None,
     ) -> RunDir:
         """Start a run in `path`, or go on with one.
@@ -97,7 +97,7 @@ class RunDir:
             raise
         return run
 
-    def _begin(self, args: Mapping[str, Any], loaded: Loadable | None) -> None:
+    def _begin(self, args: Mapping[str, Any], loaded: LoadSource | None) -> None:
         if loaded is not None:
             # First of all, so that a run that is killed before its first checkpoint starts from there again.
             atomic_files.save_json(self.path / checkpoint.ORIGIN, {"load_path": str(loaded.path.resolve())})

@@ -40,8 +40,8 @@ class SeveralLearners:
         values_at: dict[int, list[float]] = {}
         for name, learner in self.parts.items():
             own = self._own(turns, name)
-            cast = self._cast(adapter_of, name)
-            values_at |= zip(own, learner.logprobs([turns[place] for place in own], cast), strict=True)
+            adapter_of = self._cast(adapter_of, name)
+            values_at |= zip(own, learner.logprobs([turns[place] for place in own], adapter_of), strict=True)
         return [values_at[place] for place in range(len(turns))]
 
     def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:

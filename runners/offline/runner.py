@@ -28,7 +28,7 @@ from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
 from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
-from mafrt.storage.load_path import Loadable
+from mafrt.storage.load_path import LoadSource
 from mafrt.storage.run_dir import RunDir
 from mafrt.training.lr_schedule import make_lr_schedule
 
@@ -192,7 +192,7 @@ class Offline:
             keep_every=run.keep_every,
         )
 
-    def _restore(self, loaded: Loadable) -> None:
+    def _restore(self, loaded: LoadSource) -> None:
         """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only."""
         if loaded.kind == "run" and loaded.checkpoint is None:
             return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.rollout.player import Player
     from mafrt.runners.evaluation import Evaluation, EvaluationPlan
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 __all__ = ["BaselinePlan", "BaselineRow", "plan", "table"]
 
@@ -64,7 +64,7 @@ class BaselinePlan:
         return list(parts.rows(evaluated))
 
 
-def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> BaselinePlan | None:
+def plan(settings: Settings, loaded: LoadSource | None, env: Env, team: Team) -> BaselinePlan | None:
     """The plan, or None without --baselines.
 
     Raises:
@@ -100,7 +100,7 @@ def start_of(stored: Mapping[str, Any], run: Path | None) -> dict[str, Path]:
     return {} if named is None else dict(resolve(named).adapters)
 
 
-def training_env(settings: Settings, loaded: Loadable | None, team: Team) -> Env:
+def training_env(settings: Settings, loaded: LoadSource | None, team: Team) -> Env:
     """The environment of the training tasks that belong to the held-out ones."""
     run = run_of(loaded)
     if settings["dataset_path"] is not None:

@@ -144,7 +144,7 @@ class Baselines:
     def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
         """A player of the start: at a temperature, or with a prefix before the answers of `deciding`."""
         adapters = {agent.name: agent.adapter for agent in self.start.agents}
-        player = self.player.cast(adapters)
+        player = self.player.with_adapters(adapters)
         if temperature is not None:
             player.sampling = {name: replace(how, temperature=temperature) for name, how in player.sampling.items()}
         if prefix:

@@ -10,7 +10,7 @@ from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Dependence:
+class DependentFlags:
     """Flags, and the setting without which they have no effect."""
 
     flags: tuple[str, ...]
@@ -25,52 +25,58 @@ class Dependence:
 
 
 DEPENDENCES = (
-    Dependence(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
-    Dependence(
+    DependentFlags(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
+    DependentFlags(
         ("vllm_*", "max_loras", "max_lora_rank", "gpu_memory_utilization", "tensor_parallel_size"),
         lambda v: v["engine"] != "local",
         "--engine vllm",
     ),
-    Dependence(("entropy_schedule",), lambda v: v["entropy_coef"] is None or v["entropy_coef"] > 0, "--entropy_coef"),
-    Dependence(("league_interval",), lambda v: v["league"] > 0, "--league N"),
-    Dependence(("max_rollbacks",), lambda v: v["on_collapse"] == "rollback", "--on_collapse rollback"),
-    Dependence(
+    DependentFlags(
+        ("entropy_schedule",), lambda v: v["entropy_coef"] is None or v["entropy_coef"] > 0, "--entropy_coef"
+    ),
+    DependentFlags(("league_interval",), lambda v: v["league"] > 0, "--league N"),
+    DependentFlags(("max_rollbacks",), lambda v: v["on_collapse"] == "rollback", "--on_collapse rollback"),
+    DependentFlags(
         ("tasks_path", "eval_tasks_path", "program_timeout_s"),
         lambda v: v["program"] is not None or v["command"] is not None,
         "--program or --command",
     ),
-    Dependence(
+    DependentFlags(
         ("env_kwargs", "eval_env_kwargs"),
         # `train` asks for an environment anyway; a program takes no arguments.
         lambda v: v["env"] or v.get("load_path") or ("program" in v and not v["program"] and not v["command"]),
         "--env",
     ),
-    Dependence(("baseline_*",), lambda v: v["baselines"], "--baselines"),
-    Dependence(("min_return", "min_gap", "return_of", "predict"), lambda v: v["episodes_path"], "--episodes_path RUN"),
-    Dependence(
+    DependentFlags(("baseline_*",), lambda v: v["baselines"], "--baselines"),
+    DependentFlags(
+        ("min_return", "min_gap", "return_of", "predict"), lambda v: v["episodes_path"], "--episodes_path RUN"
+    ),
+    DependentFlags(
         ("task_metrics",),
         lambda v: v["data_root"] or v["dataset_path"] or v["load_path"],
         "--dataset_path or --data_root",
     ),
-    Dependence(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
-    Dependence(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
-    Dependence(
+    DependentFlags(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
+    DependentFlags(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
+    DependentFlags(
         ("eval_interval", "eval_samples", "eval_temperature"), lambda v: v["eval_episodes"] > 0, "--eval_episodes N"
     ),
-    Dependence(("log_tokens",), lambda v: v["log_episodes"], "--log_episodes"),
-    Dependence(("transcript_*",), lambda v: v["record_dir"], "--record_dir FOLDER"),
-    Dependence(("port",), lambda v: v["live"], "--live"),
-    Dependence(
+    DependentFlags(("log_tokens",), lambda v: v["log_episodes"], "--log_episodes"),
+    DependentFlags(("transcript_*",), lambda v: v["record_dir"], "--record_dir FOLDER"),
+    DependentFlags(("port",), lambda v: v["live"], "--live"),
+    DependentFlags(
         ("kind", "iteration", "agent", "search", "min_score", "max_score", "limit"),
         lambda v: v["episode"] is None,
         "a list of episodes (so without --episode)",
     ),
-    Dependence(
+    DependentFlags(
         ("agents", "gpus", "lora_rank", "reference", "micro_batch_tokens", "rows", "context"),
         lambda v: v["memory"],
         "--memory MODEL",
     ),
-    Dependence(("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"),
+    DependentFlags(
+        ("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"
+    ),
 )
 
 

@@ -29,7 +29,7 @@ from mafrt.models import load_bases
 from mafrt.models.precision import NO_FLOAT16, choose_dtype
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
-from mafrt.scripts.cli.processes import Placement
+from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
 from mafrt.storage import load_path
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.envs.construction import Construction
     from mafrt.models.several_bases import Bases
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 log = logging.getLogger("mafrt")
 
@@ -154,19 +154,19 @@ def with_places(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[st
     return kwargs
 
 
-def resolve(settings: Settings) -> Loadable | None:
+def resolve(settings: Settings) -> LoadSource | None:
     """The target of `--load_path`."""
     if settings["load_path"] is None:
         return None
     return load_path.resolve(settings["load_path"])
 
 
-def resolve_played(settings: Settings) -> Loadable | None:
+def resolve_played(settings: Settings) -> LoadSource | None:
     """The same for a team that only plays: a run's `best` adapters belong to the run."""
     return None if settings["load_path"] is None else load_path.resolve_played(settings["load_path"])
 
 
-def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | None]:
+def stored_args(loaded: LoadSource | None) -> tuple[dict[str, Any], RunRecord | None]:
     """Settings and record of the run that `loaded` belongs to; neither if it belongs to none.
 
     Raises:
@@ -179,7 +179,7 @@ def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | No
     return recorded_settings(run, record), record
 
 
-def load_base(settings: Settings, team: Team, placement: Placement | None = None) -> Bases:
+def load_base(settings: Settings, team: Team, placement: ProcessLayout | None = None) -> Bases:
     """The base that the settings name, or the bases of the team. Slow: call it when everything cheap is checked."""
     quiet()
     if settings["device"] is not None:

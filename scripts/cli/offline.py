@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mafrt.runners.offline.dataset import Answer, Record
     from mafrt.runners.offline.replay import Episodes, RecordedTurn
     from mafrt.runners.offline.sft import RecordRule
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,9 @@ def encode(
     return kept, reading.fit(held_out, window, skip=data.skip_too_long)
 
 
-def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any], RunRecord | None]:
+def _start(
+    command: Command, loaded: LoadSource | None
+) -> tuple[LoadSource | None, Mapping[str, Any], RunRecord | None]:
     """The loadable, its settings and its record: all settings of a run of this command, the adapter shape of others."""
     stored, record = stored_args(loaded)
     if loaded is None or not loaded.resumes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placement:
+class ProcessLayout:
     """How a run lies on its processes."""
 
     processes: Processes
@@ -37,7 +37,7 @@ class Placement:
         return self.fsdp or (self.zero is not None and self.zero["zero_optimization"]["stage"] == 3)
 
 
-def join(settings: Settings, config: TrainConfig) -> Placement:
+def join(settings: Settings, config: TrainConfig) -> ProcessLayout:
     """Check the settings, then join the other processes.
 
     Raises:
@@ -72,7 +72,7 @@ def join(settings: Settings, config: TrainConfig) -> Placement:
         )
     bits = settings.make(ModelSettings).bits
     check_extras(config, bits)
-    placement = Placement(ALONE, zero, fsdp)
+    placement = ProcessLayout(ALONE, zero, fsdp)
     if bits and placement.shards:
         raise ConfigError(
             f"load_in_{bits}bit is on, and quantised weights cannot be shared out by FSDP or ZeRO-3; a base in {bits} "

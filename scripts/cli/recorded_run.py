@@ -20,7 +20,7 @@ from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_search", "train_tasks"})
 """Commands whose `prepare(settings)` builds environment and team."""
@@ -30,7 +30,7 @@ OF_PLAY = frozenset({"trust_remote_code", "coach_base_url", "vllm_servers"})
 """Settings that no environment is built from."""
 
 
-def run_of(loaded: Loadable | None) -> Path | None:
+def run_of(loaded: LoadSource | None) -> Path | None:
     """The run directory that `--load_path` belongs to, if it has a record; None for adapters and lone checkpoints.
 
     Raises:

@@ -10,7 +10,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
 from mafrt.models.load_bases import models_of
-from mafrt.models.memory_estimate import ModelShape, Use, adapter_weights, footprint, model_shape
+from mafrt.models.memory_estimate import MemoryInputs, ModelShape, adapter_weights, footprint, model_shape
 from mafrt.storage.report import aligned
 
 
@@ -27,7 +27,7 @@ class TeamRow:
 
     @property
     def parameters(self) -> int:
-        return adapter_weights(self.shape, Use(rank=self.lora.rank, targets=self.lora.targets))
+        return adapter_weights(self.shape, MemoryInputs(rank=self.lora.rank, targets=self.lora.targets))
 
 
 def seats_of(team: Team, model: str, rank: int) -> list[TeamRow]:
@@ -47,7 +47,7 @@ def seats_of(team: Team, model: str, rank: int) -> list[TeamRow]:
     return seats
 
 
-def team_table(team: Team, model: str, use: Use) -> str:
+def team_table(team: Team, model: str, use: MemoryInputs) -> str:
     """Two tables: an adapter a line, and a base a line with the sum below.
 
     Args:
@@ -68,7 +68,7 @@ def team_table(team: Team, model: str, use: Use) -> str:
     return "\n".join([title, *aligned(rows), "", "GB on one GPU in bf16:", *aligned(_memory(seats, names, use))])
 
 
-def _memory(seats: Sequence[TeamRow], names: Sequence[str], use: Use) -> list[tuple[str, ...]]:
+def _memory(seats: Sequence[TeamRow], names: Sequence[str], use: MemoryInputs) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("base", "agents", "parameters", "base", "adapters", "activations", "keys, values", "peak")
     ]

@@ -30,7 +30,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
-from mafrt.scripts.cli.processes import Placement, join
+from mafrt.scripts.cli.processes import ProcessLayout, join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import command_of, flags_needed
 from mafrt.scripts.cli.settings import train_config
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mafrt.config.train_config import TrainConfig
     from mafrt.models.several_bases import Bases
     from mafrt.runners.loop import Progress, RunSummary
-    from mafrt.storage.load_path import Loadable
+    from mafrt.storage.load_path import LoadSource
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
 """Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
@@ -74,7 +74,7 @@ class CheckedRun:
     """A run that can begin: everything that needs no model has been checked."""
 
     settings: Settings
-    loaded: Loadable | None
+    loaded: LoadSource | None
     prepared: PreparedRun
     config: TrainConfig
     models: Mapping[str, str]
@@ -146,7 +146,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
 
 
-def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
+def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, LoadSource | None]:
     """The settings, above those of the run that goes on, and that run or the adapters to start from."""
     settings = command.read(argv)
     loaded = resolve(settings)
@@ -163,7 +163,7 @@ def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, Loadable | N
 
 
 def _check(
-    command: Command, settings: Settings, loaded: Loadable | None, prepare: Callable[[Settings], PreparedRun]
+    command: Command, settings: Settings, loaded: LoadSource | None, prepare: Callable[[Settings], PreparedRun]
 ) -> CheckedRun:
     """Refuse before any model is loaded a run that cannot learn, or that is not the one that was begun."""
     config = train_config(settings)
@@ -189,7 +189,7 @@ def _check(
     return CheckedRun(settings, loaded, prepared, config, models, coach)
 
 
-def _load(checked: CheckedRun, placement: Placement, say: Callable[..., None]) -> Bases:
+def _load(checked: CheckedRun, placement: ProcessLayout, say: Callable[..., None]) -> Bases:
     """The bases of the team, placed on the processes of the run."""
     check_async(checked.config, checked.prepared.team, sharded=placement.shards)
     names = list(dict.fromkeys(checked.models.values()))
@@ -222,7 +222,7 @@ def quietly(*_: object, **__: object) -> None:
     """Output of every process but the first."""
 
 
-def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
+def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: LoadSource | None) -> None:
     run = loaded.run if loaded else None
     foreign = sorted(stored.keys() - command.settings(stored.get("algorithm")).keys())
     if foreign:
@@ -232,7 +232,7 @@ def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadabl
         )
 
 
-def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Path:
+def choose_run_dir(settings: Settings, loaded: LoadSource | None, name: str) -> Path:
     """The folder of the run; ConfigError if it holds another one that may not be set aside."""
     if settings["run_dir"] is None:
         if loaded is not None and loaded.resumes and loaded.run is not None:
@@ -258,7 +258,7 @@ def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Pa
     return run_dir
 
 
-def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
+def is_same(loaded: LoadSource | None, run_dir: Path) -> bool:
     """Whether the run in `run_dir` is the one that goes on."""
     run = loaded.run if loaded is not None and loaded.resumes else None
     return run is not None and run_dir.exists() and run_dir.samefile(run)

@@ -22,8 +22,8 @@ from mafrt.scripts.serving.engine_queue import EngineQueue
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
-    from mafrt.rollout.prompts import Voice
-    from mafrt.storage.load_path import Loadable
+    from mafrt.rollout.prompts import AgentTokenizer
+    from mafrt.storage.load_path import LoadSource
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Source:
     """The run that is to be served, checked and not yet loaded."""
 
     settings: Settings
-    loaded: Loadable
+    loaded: LoadSource
     team: Team
 
 
@@ -43,7 +43,7 @@ class TrainedTeam:
     base: Bases
     queue: EngineQueue
     sampling: Mapping[str, SamplingParams]
-    voices: Mapping[str, Voice]
+    voices: Mapping[str, AgentTokenizer]
     reasoning: str
 
     def request(self, agent: str, seen: Observation, seed: int, **changes: Any) -> Request:

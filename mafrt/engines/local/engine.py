@@ -10,7 +10,7 @@ import torch
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
-from mafrt.engines.local.own_cache import OwnPrompts, way_of
+from mafrt.engines.local.own_cache import ModelCachePrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
@@ -56,7 +56,7 @@ class LocalEngine:
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._decoding = decoding
-        self.transcripts: TranscriptCache | OwnPrompts = TranscriptCache(base)
+        self.transcripts: TranscriptCache | ModelCachePrompts = TranscriptCache(base)
         self._gathered = 0
         """when the weights of a sharded base were last laid out for the lean decoder"""
         self._model = DecodeModel(base) if decoding == "expanded" or base.sharded else self._made()
@@ -66,7 +66,7 @@ class LocalEngine:
     @property
     def decoding(self) -> str:
         """ "lean", "expanded", "own cache" or "no cache"."""
-        if isinstance(self.transcripts, OwnPrompts):
+        if isinstance(self.transcripts, ModelCachePrompts):
             return "own cache" if self.transcripts.cached else "no cache"
         return self._model.name
 
@@ -131,7 +131,7 @@ class LocalEngine:
     @property
     def joins(self) -> bool:
         """Whether further requests may join a running batch."""
-        return not isinstance(self.transcripts, OwnPrompts)
+        return not isinstance(self.transcripts, ModelCachePrompts)
 
     def check(self, request: Request) -> None:
         """Raise PromptTooLongError or ConfigError for a request that cannot be sampled."""

@@ -41,7 +41,7 @@ class Part:
     """`[rows, length]`: adapter of each token"""
 
 
-class OwnPrompts:
+class ModelCachePrompts:
     """Prompts that a model has read.
 
     Args:
@@ -55,7 +55,7 @@ class OwnPrompts:
 
     def prefill(
         self, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int]
-    ) -> tuple[Tensor, OwnPrompts]:
+    ) -> tuple[Tensor, ModelCachePrompts]:
         """Hidden states after each prompt's last token `[prompts, d]`, and the prompts read, in an object of their own.
 
         Args:
@@ -63,7 +63,7 @@ class OwnPrompts:
             adapters: index of each prompt's adapter.
             starts: position from which it acts.
         """
-        read, states = OwnPrompts(self.base, self.cached), dict[int, Tensor]()
+        read, states = ModelCachePrompts(self.base, self.cached), dict[int, Tensor]()
         for places in _of_one_length(prompts, PREFILL_TOKENS.get(self.base.device.type, 16384)):
             ids = torch.tensor([list(prompts[place]) for place in places], device=self.base.device)
             index = torch.tensor([[adapters[place]] * ids.shape[1] for place in places])
@@ -79,17 +79,17 @@ class OwnPrompts:
             return self.base.read(ids, index)
         return self.base.forward(ids, None, index), None
 
-    def decoder(self, owner: Sequence[int]) -> OwnDecoder:
+    def decoder(self, owner: Sequence[int]) -> ModelCacheDecoder:
         """Rows that go on from these prompts; row n from prompt `owner[n]`."""
         parts = []
         for part in self.parts:
             rows = [row for row, prompt in enumerate(owner) if prompt in part.rows]
             take = torch.tensor([part.rows.index(owner[row]) for row in rows], dtype=torch.long)
             parts.append(_select(copy.copy(part), take, rows))
-        return OwnDecoder(self.base, parts)
+        return ModelCacheDecoder(self.base, parts)
 
 
-class OwnDecoder:
+class ModelCacheDecoder:
     """One batch in the middle of its generation."""
 
     def __init__(self, base: SharedBase, parts: Sequence[Part]) -> None:
@@ -119,7 +119,7 @@ class OwnDecoder:
 
 
 @torch.no_grad()
-def way_of(base: SharedBase) -> TranscriptCache | OwnPrompts:
+def way_of(base: SharedBase) -> TranscriptCache | ModelCachePrompts:
     """The first way of reading prompts and going on from them that computes what the model computes on whole rows.
 
     Keys and values in a common layout; else the model's own cache; else every row anew.
@@ -127,7 +127,7 @@ def way_of(base: SharedBase) -> TranscriptCache | OwnPrompts:
     common = TranscriptCache(base)
     if base.config.model_type in KNOWN:
         return common
-    for way in (common, OwnPrompts(base, cached=True)):
+    for way in (common, ModelCachePrompts(base, cached=True)):
         try:
             if _agrees(base, way):
                 return way
@@ -136,18 +136,18 @@ def way_of(base: SharedBase) -> TranscriptCache | OwnPrompts:
             reason = f"{type(error).__name__}: {error}"
         log.debug("decoding %s by %s: %s", base.name, type(way).__name__, reason)
     log.warning("The cache of %s cannot be kept, so that each token reads its row anew: exact, and slow.", base.name)
-    return OwnPrompts(base, cached=False)
+    return ModelCachePrompts(base, cached=False)
 
 
-def _agrees(base: SharedBase, way: TranscriptCache | OwnPrompts, steps: int = 3) -> bool:
+def _agrees(base: SharedBase, way: TranscriptCache | ModelCachePrompts, steps: int = 3) -> bool:
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(min(base.head_size, 1000), (2, 6 + steps), generator=draw)
     prompts, owner = [ids[0, :6].tolist(), ids[1, :3].tolist()], [0, 0, 1]
     rows, lengths = ids[owner].to(base.device), torch.tensor([6, 6, 3])
     expected = torch.cat([base.forward(row.unsqueeze(0), None, torch.tensor([-1])) for row in rows])
     _, read = way.prefill(prompts, [-1, -1], [0, 0])
-    if isinstance(read, OwnPrompts):
-        decoder: OwnDecoder | ExpandedDecoder = read.decoder(owner)
+    if isinstance(read, ModelCachePrompts):
+        decoder: ModelCacheDecoder | ExpandedDecoder = read.decoder(owner)
     else:
         decoder = ExpandedDecoder(base, read, torch.tensor(owner), torch.tensor([-1] * 3))
     for step in range(steps):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.own_cache import OwnPrompts
+from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
@@ -68,7 +68,7 @@ class EngineParts:
     model: DecodeModel
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
-    transcripts: TranscriptCache | OwnPrompts
+    transcripts: TranscriptCache | ModelCachePrompts
 
 
 class RunningBatch:
@@ -83,7 +83,7 @@ class RunningBatch:
     def __init__(self, parts: EngineParts, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
         self._parts = parts
         self._decoder: RowDecoder | None = None
-        self._prompts: PromptKV | OwnPrompts | None
+        self._prompts: PromptKV | ModelCachePrompts | None
         self.rows, self._owner, self._prompts, self._logits = self._prefilled(groups, requests)
         self._live = list(range(len(self.rows)))
         self._sampler = self._new_sampler()
@@ -137,7 +137,7 @@ class RunningBatch:
 
     def _prefilled(
         self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]
-    ) -> tuple[list[SamplingRow], list[int], PromptKV | OwnPrompts, Tensor]:
+    ) -> tuple[list[SamplingRow], list[int], PromptKV | ModelCachePrompts, Tensor]:
         """Rows, the prompt of each, the prompts as they were read, and the logits after the prompt of each row."""
         base, rows, owner = self._parts.base, [], []
         for number, group in enumerate(groups):
@@ -170,7 +170,7 @@ class RunningBatch:
     def _made_decoder(self) -> RowDecoder:
         if self._decoder is None:
             assert self._prompts is not None
-            if isinstance(self._prompts, OwnPrompts):
+            if isinstance(self._prompts, ModelCachePrompts):
                 self._decoder = self._prompts.decoder(self._owner)
             else:
                 names = [row.request.adapter for row in self.rows]

@@ -32,7 +32,7 @@ LEAST_SHARED = 16
 
 
 @dataclass(frozen=True)
-class Fed:
+class SequenceKV:
     """Keys and values of one sequence: per layer `[kv heads, tokens, head dim]`."""
 
     keys: list[Tensor]
@@ -55,7 +55,7 @@ class TranscriptCache:
         self.base, self.max_bytes = base, max_bytes
         self.computed = 0
         """tokens that were fed to the model, by the base or with an adapter"""
-        self._fed: OrderedDict[tuple[int, ...], Fed] = OrderedDict()
+        self._fed: OrderedDict[tuple[int, ...], SequenceKV] = OrderedDict()
         self._sorted: list[tuple[int, ...]] = []
         """the same sequences, in the order of their tokens"""
 
@@ -108,7 +108,7 @@ class TranscriptCache:
         near = self._sorted[max(place - 1, 0) : place + 1]
         return max(((own, _common(own, ids)) for own in near), key=lambda candidate: candidate[1], default=((), 0))
 
-    def _put(self, ids: tuple[int, ...], fed: Fed) -> None:
+    def _put(self, ids: tuple[int, ...], fed: SequenceKV) -> None:
         if ids not in self._fed:
             insort(self._sorted, ids)
         self._fed[ids] = fed
@@ -146,7 +146,7 @@ class TranscriptCache:
 
     def _extend(
         self, past: Sequence[tuple[tuple[int, ...], int]], rests: Sequence[tuple[int, ...]], adapters: Sequence[int]
-    ) -> tuple[Tensor, list[Fed]]:
+    ) -> tuple[Tensor, list[SequenceKV]]:
         """Feed `rests` after the first tokens of sequences that were fed before.
 
         Args:
@@ -157,7 +157,7 @@ class TranscriptCache:
         Returns:
             Hidden states after the last token of each `[rows, d]`, keys and values of past and rest.
         """
-        computed: dict[int, tuple[Tensor, Fed]] = {}
+        computed: dict[int, tuple[Tensor, SequenceKV]] = {}
         held = [self._held(*one) for one in past]
         budget = PREFILL_TOKENS.get(self.base.device.type, 16384)
         # Rows of like rests go together; rows of long pasts in smaller numbers, since they are copied.
@@ -172,20 +172,20 @@ class TranscriptCache:
         order = range(len(rests))
         return torch.stack([computed[i][0] for i in order]), [computed[i][1] for i in order]
 
-    def _held(self, ids: tuple[int, ...], length: int) -> Fed | None:
+    def _held(self, ids: tuple[int, ...], length: int) -> SequenceKV | None:
         if not length:
             return None
         # The sequence itself may have become the beginning of a longer one.
         fed = self._fed.get(ids) or self._fed[self._known(ids[:length])[0]]
-        return Fed([t[:, :length] for t in fed.keys], [t[:, :length] for t in fed.values])
+        return SequenceKV([t[:, :length] for t in fed.keys], [t[:, :length] for t in fed.values])
 
     def _pass(
         self,
-        held: Sequence[Fed | None],
+        held: Sequence[SequenceKV | None],
         lengths: Sequence[int],
         rests: Sequence[tuple[int, ...]],
         adapters: Sequence[int],
-    ) -> tuple[Tensor, list[Fed]]:
+    ) -> tuple[Tensor, list[SequenceKV]]:
         """One forward. Pasts end at one position (padding on the left), rests begin there (padding on the right)."""
         base, device = self.base, self.base.device
         span, steps = max(lengths), max(len(rest) for rest in rests)
@@ -220,7 +220,7 @@ class TranscriptCache:
             keys, values = (
                 [getattr(layer, kind)[row, :, real].clone() for layer in cache.layers] for kind in ("keys", "values")
             )
-            fed.append(Fed(keys, values))
+            fed.append(SequenceKV(keys, values))
         return states, fed
 
 
@@ -234,7 +234,7 @@ def _aligned(rows: Sequence[Tensor | None], span: int) -> Tensor:
     return out
 
 
-def _stacked(fed: Sequence[Fed]) -> PromptKV:
+def _stacked(fed: Sequence[SequenceKV]) -> PromptKV:
     """Keys and values of all prompts, padded on the right."""
     lengths = torch.tensor([part.keys[0].shape[1] for part in fed])
     span = int(lengths.max())

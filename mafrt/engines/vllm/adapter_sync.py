@@ -37,7 +37,7 @@ BARE = "bare"
 
 
 @dataclass(frozen=True)
-class Parcel:
+class AdapterVersion:
     """One version of one adapter, as an engine is told of it."""
 
     name: str
@@ -67,7 +67,7 @@ class Handover:
         self.run = run or uuid.uuid4().hex[:8]
         self.folder = self._make(folder)
         self._close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._current: dict[str | None, tuple[tuple[int, int], Parcel]] = {}
+        self._current: dict[str | None, tuple[tuple[int, int], AdapterVersion]] = {}
         self._count = 0
 
     def _make(self, folder: str | Path | None) -> Path:
@@ -87,7 +87,7 @@ class Handover:
             ) from None
         return path
 
-    def parcels(self, adapters: Iterable[str | None]) -> tuple[dict[str | None, Parcel], list[Parcel]]:
+    def parcels(self, adapters: Iterable[str | None]) -> tuple[dict[str | None, AdapterVersion], list[AdapterVersion]]:
         """The current version of each, written down; and those that they replace, for the engine to drop.
 
         Call `forget` after the engine has dropped a version.
@@ -95,7 +95,7 @@ class Handover:
         Raises:
             NonFiniteLogitsError: an adapter's weights are not finite; it names them.
         """
-        parcels_by_name: dict[str | None, Parcel] = {}
+        parcels_by_name: dict[str | None, AdapterVersion] = {}
         replaced = []
         for name in dict.fromkeys(adapters):
             stamp = self._stamp(name)
@@ -106,18 +106,18 @@ class Handover:
                 parcel = self._write(name)
                 if known is not None:
                     if known[1].name == parcel.name:
-                        parcel = Parcel(parcel.name, known[1].number, parcel.path, parcel.version)
+                        parcel = AdapterVersion(parcel.name, known[1].number, parcel.path, parcel.version)
                     else:
                         replaced.append(known[1])
                 self._current[name] = (stamp, parcel)
             parcels_by_name[name] = self._current[name][1]
         return parcels_by_name, replaced
 
-    def current(self) -> list[Parcel]:
+    def current(self) -> list[AdapterVersion]:
         """The versions that were handed out last."""
         return [parcel for _, parcel in self._current.values()]
 
-    def forget(self, parcel: Parcel) -> None:
+    def forget(self, parcel: AdapterVersion) -> None:
         """Remove the folder of a version that no engine holds any more."""
         if all(parcel.name != current.name for _, current in self._current.values()):
             shutil.rmtree(parcel.path, ignore_errors=True)
@@ -132,7 +132,7 @@ class Handover:
             return 0, 0
         return self.base.versions[name], sum(p._version for p in self.base.adapter_parameters(name))
 
-    def _write(self, name: str | None) -> Parcel:
+    def _write(self, name: str | None) -> AdapterVersion:
         files = self._bare_files() if name is None else self._files(name)
         digest = hashlib.sha256(f"{name}\x1f".encode())
         # Named by their content: an engine that caches by name can then never answer from another version.
@@ -149,7 +149,7 @@ class Handover:
             # Temporary folders are private, but a server may run as another user.
             scratch.chmod(0o755)
             scratch.rename(path)
-        return Parcel(full, self._count, path, 0 if name is None else self.base.versions[name])
+        return AdapterVersion(full, self._count, path, 0 if name is None else self.base.versions[name])
 
     def _files(self, name: str) -> dict[str, bytes]:
         files = self.base.adapter_files(name)

@@ -9,7 +9,7 @@ from mafrt.config.train_config import EngineConfig
 from mafrt.core.distributed import started_here
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
-from mafrt.models.memory_estimate import ModelShape, Use, footprint, model_shape
+from mafrt.models.memory_estimate import MemoryInputs, ModelShape, footprint, model_shape
 
 SHARE = 0.4
 """of a GPU's memory that vLLM may take, unless --gpu_memory_utilization says otherwise"""
@@ -85,9 +85,9 @@ def _check_heads(shape: ModelShape, size: int) -> None:
 def _check_share(config: EngineConfig, shape: ModelShape, bits: int, shards: int, free: float, total: float) -> None:
     """The trainer's base lies on the GPU when vLLM starts, which takes its share of the whole memory at once."""
     share = config.gpu_memory_utilization or SHARE
-    part = footprint(shape, replace(Use(), bits=bits)).base / shards
+    part = footprint(shape, replace(MemoryInputs(), bits=bits)).base / shards
     # vLLM holds the weights unquantised.
-    copy = footprint(shape, replace(Use(), bits=max(bits, 16))).base / config.tensor_parallel_size
+    copy = footprint(shape, replace(MemoryInputs(), bits=max(bits, 16))).base / config.tensor_parallel_size
     left = free - part
     most = int(100 * left / total) / 100
     numbers = f"{share * total / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB"

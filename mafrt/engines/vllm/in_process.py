@@ -29,7 +29,7 @@ from mafrt.core.errors import ConfigError, EngineDownError, ModelError
 from mafrt.core.types import Completion, Request
 from mafrt.engines.checks import check_engine, room_for_rank
 from mafrt.engines.requests import check_requests, completion, sampling_words
-from mafrt.engines.vllm.adapter_sync import Handover, Parcel
+from mafrt.engines.vllm.adapter_sync import AdapterVersion, Handover
 from mafrt.engines.vllm.gpu_layout import SHARE, visible
 from mafrt.engines.vllm.watchdog import POLL_S, alive, birth, children, descendants, dismiss, watch, watch_what_starts
 
@@ -148,7 +148,7 @@ class VllmEngine:
             self._ask(self._llm.wake_up)
             self._asleep = False
 
-    def hand_over(self, requests: Sequence[Request]) -> Mapping[str | None, Parcel]:
+    def hand_over(self, requests: Sequence[Request]) -> Mapping[str | None, AdapterVersion]:
         """Load the adapters of these requests into vLLM as they are now, and drop the versions that they replace.
 
         `generate` does so by itself.
@@ -167,7 +167,7 @@ class VllmEngine:
                 self._loaded.add(parcel.number)
         return parcels
 
-    def _add(self, parcel: Parcel) -> None:
+    def _add(self, parcel: AdapterVersion) -> None:
         try:
             self._ask(lambda: self._llm.llm_engine.add_lora(self._lora(parcel)))
         except EngineDownError:
@@ -178,7 +178,7 @@ class VllmEngine:
                 "that fit it."
             ) from error
 
-    def _lora(self, parcel: Parcel) -> Any:
+    def _lora(self, parcel: AdapterVersion) -> Any:
         return self._vllm.lora.request.LoRARequest(parcel.name, parcel.number, str(parcel.path))
 
     def _sampling(self, request: Request) -> Any:

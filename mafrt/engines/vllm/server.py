@@ -24,7 +24,7 @@ from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.checks import check_engine
 from mafrt.engines.requests import by_adapter, check_requests, completion, sampling_words
-from mafrt.engines.vllm.adapter_sync import Handover, Parcel
+from mafrt.engines.vllm.adapter_sync import AdapterVersion, Handover
 from mafrt.engines.vllm.server_calls import SMALL_S, LostError, ServerCalls, UnknownModelError
 from mafrt.engines.vllm.watchdog import dismiss, watch
 
@@ -51,7 +51,7 @@ class _Server:
     model: str = ""
     """its name of the base"""
     alive: bool = False
-    loaded: dict[str, Parcel] = field(default_factory=dict)
+    loaded: dict[str, AdapterVersion] = field(default_factory=dict)
     """adapters that it has, by the names they were given"""
     why: str = ""
     """why it counts as dead"""
@@ -223,7 +223,7 @@ class ServerEngine:
         server: _Server,
         queue: deque[int],
         requests: Sequence[Request],
-        parcels: dict[str | None, Parcel],
+        parcels: dict[str | None, AdapterVersion],
         completions: dict[int, Completion],
     ) -> None:
         """Ask one server for one place after the other."""
@@ -249,7 +249,7 @@ class ServerEngine:
             server.alive, server.why, server.asked_at, server.in_vain = False, why, time.monotonic(), 0
             log.warning("The vLLM server %s is lost (%s); its requests go to the others.", server.url, why)
 
-    async def _hand_over(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel]) -> None:
+    async def _hand_over(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[AdapterVersion]) -> None:
         """Have the server hold these adapters, and none of the versions that they replace."""
         assert server.handing is not None
         async with server.handing:
@@ -260,7 +260,9 @@ class ServerEngine:
                 if parcel.name not in server.loaded:
                     await self._load(client, server, parcel)
 
-    async def _again(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel], era: int) -> None:
+    async def _again(
+        self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[AdapterVersion], era: int
+    ) -> None:
         """A server that does not know an adapter it was given was started again; it may hold another base by now."""
         assert server.handing is not None
         async with server.handing:
@@ -270,7 +272,7 @@ class ServerEngine:
                 await self._verify(client, server)
         await self._hand_over(client, server, parcels)
 
-    async def _load(self, client: httpx.AsyncClient, server: _Server, parcel: Parcel) -> None:
+    async def _load(self, client: httpx.AsyncClient, server: _Server, parcel: AdapterVersion) -> None:
         body = {"lora_name": parcel.name, "lora_path": str(parcel.path)}
         try:
             await self._http.call(client, server.url, "POST", "/v1/load_lora_adapter", body)

@@ -15,9 +15,9 @@ from mafrt.environment.chat_api.protocol import (
     ApiError,
     ChatCall,
     ChatReply,
+    EarlierAnswers,
     Events,
     Fields,
-    Past,
     functions_of,
     is_text_form,
     parts_of,
@@ -63,7 +63,7 @@ class Completions:
 
     path = "/v1/chat/completions"
 
-    def parse(self, body: Any, past: Past | None = None) -> ChatCall:
+    def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
         fields.refuse(_REFUSED, _READ | _HARMLESS)
@@ -90,7 +90,9 @@ class Completions:
             request=body,
         )
 
-    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: Past | None = None) -> dict[str, Any]:
+    def whole(
+        self, call: ChatCall, reply: ChatReply, created: int, past: EarlierAnswers | None = None
+    ) -> dict[str, Any]:
         content, calls, reason = _parts(call, reply)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls:
@@ -105,7 +107,7 @@ class Completions:
             "usage": _usage(reply),
         }
 
-    def events(self, call: ChatCall, created: int, past: Past | None = None) -> Events:
+    def events(self, call: ChatCall, created: int, past: EarlierAnswers | None = None) -> Events:
         return _Chunks(call, created)
 
 

@@ -96,7 +96,7 @@ class Events(Protocol):
         """The event of an error after the first piece."""
 
 
-class Past(Protocol):
+class EarlierAnswers(Protocol):
     """Earlier answers of one episode, for APIs whose requests may name them instead of repeating them."""
 
     def get(self, name: str) -> list[Any]:
@@ -110,13 +110,13 @@ class Api(Protocol):
 
     path: str
 
-    def parse(self, body: Any, past: Past) -> ChatCall:
+    def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         """Raises ApiError (400) that names the field."""
 
-    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: Past) -> dict[str, Any]:
+    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: EarlierAnswers) -> dict[str, Any]:
         """The body of a whole reply."""
 
-    def events(self, call: ChatCall, created: int, past: Past) -> Events: ...
+    def events(self, call: ChatCall, created: int, past: EarlierAnswers) -> Events: ...
 
 
 # ---------------------------------------------------------------------------------------------------- reading requests

@@ -23,9 +23,9 @@ from mafrt.environment.chat_api.protocol import (
     ApiError,
     ChatCall,
     ChatReply,
+    EarlierAnswers,
     Events,
     Fields,
-    Past,
     functions_of,
     is_text_form,
     parts_of,
@@ -75,7 +75,7 @@ class KeptItems:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def of(self, key: str) -> Past:
+    def of(self, key: str) -> EarlierAnswers:
         """Those of one episode."""
         return _PastOf(self, key)
 
@@ -122,7 +122,7 @@ class Responses:
 
     path = "/v1/responses"
 
-    def parse(self, body: Any, past: Past) -> ChatCall:
+    def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
         fields.refuse(_REFUSED, _READ | _HARMLESS)
@@ -160,19 +160,19 @@ class Responses:
             request=body,
         )
 
-    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: Past) -> dict[str, Any]:
+    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: EarlierAnswers) -> dict[str, Any]:
         name, output = _id("resp"), _output(call, reply)
         _keep(call, name, output, past)
         return _response(call, name, created, reply, output)
 
-    def events(self, call: ChatCall, created: int, past: Past) -> Events:
+    def events(self, call: ChatCall, created: int, past: EarlierAnswers) -> Events:
         return _ResponseEvents(call, created, past)
 
 
 # ---------------------------------------------------------------------------------------------------- reading requests
 
 
-def _all_items(body: Mapping[str, Any], past: Past) -> list[Any]:
+def _all_items(body: Mapping[str, Any], past: EarlierAnswers) -> list[Any]:
     """Earlier items and those of this request."""
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -235,7 +235,7 @@ def _id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-def _keep(call: ChatCall, name: str, output: list[dict[str, Any]], past: Past) -> None:
+def _keep(call: ChatCall, name: str, output: list[dict[str, Any]], past: EarlierAnswers) -> None:
     if call.request.get("store") is not False:
         past.keep(name, [*_all_items(call.request, past), *output])
 
@@ -313,7 +313,7 @@ def _response(
 class _ResponseEvents:
     """An answer as typed events."""
 
-    def __init__(self, call: ChatCall, created: int, past: Past) -> None:
+    def __init__(self, call: ChatCall, created: int, past: EarlierAnswers) -> None:
         self._call, self._created, self._past = call, created, past
         self._name, self._message_id = _id("resp"), _id("msg")
         self._number = 0

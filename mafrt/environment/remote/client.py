@@ -105,7 +105,7 @@ class RemoteEnv(Env):
         for _ in range(MOST_LOST):
             try:
                 if not self._seats:
-                    self._seats.append(self._servers.sit(self._held))
+                    self._seats.append(self._servers.open_session(self._held))
                     self._again()
                 return call()
             except LostError:
@@ -146,7 +146,7 @@ class RemoteEnv(Env):
         try:
             return read(f"the reply of {seat.server.address} to {method}")
         except (EnvError, ValueError, TypeError, KeyError, AttributeError) as error:
-            self._servers.distrust(seat, f"it broke the protocol: {' '.join(str(error).split())[:200]}")
+            self._servers.mark_broken(seat, f"it broke the protocol: {' '.join(str(error).split())[:200]}")
             raise LostError(seat.server.address) from None
 
 

@@ -187,7 +187,7 @@ class Servers:
 
     # ----------------------------------------------------------------------------------------------------- sessions
 
-    def sit(self, held_out: bool) -> ServerSession:
+    def open_session(self, held_out: bool) -> ServerSession:
         """A session on the least busy server.
 
         Raises:
@@ -251,14 +251,14 @@ class Servers:
             reply = getattr(server.stub, method)(request, timeout=self._deadline_s(server), metadata=self._metadata)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # a reply larger than any that is taken
-                self.distrust(seat, _said(error))
+                self.mark_broken(seat, _said(error))
             elif error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
                 self._aside(server, _said(error))
             raise LostError(server.address) from None
         server.failures = 0
         return reply
 
-    def distrust(self, seat: ServerSession, why: str) -> None:
+    def mark_broken(self, seat: ServerSession, why: str) -> None:
         """Set a server aside whose reply breaks the protocol or the contract; after `MOST_BROKEN`, for good."""
         with self._lock:
             seat.server.broken += 1

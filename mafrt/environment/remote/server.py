@@ -42,7 +42,7 @@ _THREADS = 32
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedEnv:
     """An environment of a server."""
 
     name: str
@@ -83,7 +83,7 @@ class EnvironmentServer(rpc.EnvironmentServicer):
 
     def __init__(
         self,
-        served: Served | Sequence[Served],
+        served: ServedEnv | Sequence[ServedEnv],
         *,
         host: str,
         port: int,
@@ -93,7 +93,7 @@ class EnvironmentServer(rpc.EnvironmentServicer):
     ) -> None:
         if host not in LOOPBACK and token is None:
             raise ConfigError(f"host {host} can be reached from other machines; set a token in MAFRT_ENV_TOKEN.")
-        self.served = {each.name: each for each in ([served] if isinstance(served, Served) else served)}
+        self.served = {each.name: each for each in ([served] if isinstance(served, ServedEnv) else served)}
         self.max_sessions, self.idle_s = max_sessions, idle_s
         self._sessions: dict[str, _Open] = {}
         self._lock = threading.Lock()

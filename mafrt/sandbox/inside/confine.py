@@ -63,7 +63,7 @@ class Confinement(Protocol):
         ...
 
 
-class Room:
+class Namespaces:
     """Namespaces of its own: user, processes, mounts, ipc, network, host name, control groups."""
 
     alone = True

@@ -285,13 +285,13 @@ def _reply(connection: socket.socket, run: RunningSnippet, wanted: list[str], ha
     frames.send(connection, header, out, err, *fetched.files.values())
 
 
-def _gather(place: str, wanted: list[str], handed: dict[str, bytes]) -> workdir.Fetched:
+def _gather(place: str, wanted: list[str], handed: dict[str, bytes]) -> workdir.CollectedFiles:
     """The files of the workdir. Whatever a snippet has made of it, the report of how it ended is not lost."""
     try:
         return workdir.fetch_changes(place, handed) if wanted == ["*"] else workdir.fetch(place, list(wanted))
     # The files are the program's work; none of them may end the supervisor.
     except (OSError, RecursionError, MemoryError, ValueError) as error:
-        none = workdir.Fetched()
+        none = workdir.CollectedFiles()
         none.refuse("*", f"the workdir cannot be read ({type(error).__name__})")
         none.missing = [name for name in wanted if name != "*"]
         return none

@@ -35,7 +35,7 @@ def write(workdir: str, files: Mapping[str, bytes], owner: int | None = None) ->
             os.chown(path, owner, owner)
 
 
-class Fetched:
+class CollectedFiles:
     """Collected file contents, and reasons for refused files."""
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ class RefusedFile(Exception):
     """There is something of this name, and it will not be read."""
 
 
-def fetch(workdir: str, wanted: list[str]) -> Fetched:
+def fetch(workdir: str, wanted: list[str]) -> CollectedFiles:
     """The named files."""
-    fetched = Fetched()
+    fetched = CollectedFiles()
     for name in wanted[: limits.FETCH_FILES]:
         fetched.add(workdir, name)
     for name in wanted[limits.FETCH_FILES :]:
@@ -86,9 +86,9 @@ def fetch(workdir: str, wanted: list[str]) -> Fetched:
     return fetched
 
 
-def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
+def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> CollectedFiles:
     """New or changed files; `missing` lists given files that were deleted."""
-    fetched = Fetched()
+    fetched = CollectedFiles()
     for name in _walk(workdir):
         if len(fetched.files) >= limits.FETCH_FILES or len(fetched.missing) >= limits.FETCH_FILES:
             fetched.refuse("*", f"more than {limits.FETCH_FILES} files; the rest was left")

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from . import frames, libc, pages, supervise, warm
-from .confine import UNPRIVILEGED_ID, Confinement, Landlocked, Room
+from .confine import UNPRIVILEGED_ID, Confinement, Landlocked, Namespaces
 from .group import ControlGroup
 from .limits import SPARE
 
@@ -78,7 +78,7 @@ def _enter_room() -> Confinement:
         os.setresgid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
         os.setresuid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
         libc.prctl(libc.PR_SET_DUMPABLE, 1)  # its own /proc/self/uid_map must be its own to write
-    return Room()
+    return Namespaces()
 
 
 def _mounts_below(prefix: str) -> list[str]:
