@@ -112,14 +112,14 @@ class AdapterSlots:
         with self._lock:
             self._free.setdefault(shape, []).append(slot)
 
-    def begin(self, shape: Shape, slot: str, seed: str) -> None:
+    def begin(self, slot: str, seed: str) -> None:
         """Weights of a new adapter, a function of the seed: B is 0."""
         import torch
 
         state: dict[str, Tensor] = {}
-        for path, (a, b) in self.base.adapter_layers(slot).items():
+        for path, (a, b) in self.base.stored_layers(slot).items():  # experts have their A in one matrix
             name_a, name_b = keys(path)
-            state[name_a], state[name_b] = initial_a(shape.rank, a.shape[1], f"{seed}/{path}"), torch.zeros(b.shape)
+            state[name_a], state[name_b] = initial_a(*a.shape, f"{seed}/{path}"), torch.zeros(b.shape)
         self.load(slot, state)
 
     def load(self, slot: str, state: dict[str, Tensor]) -> None:

@@ -445,7 +445,7 @@ class Service:
             adapter = Adapter(shape, slot)
             try:
                 if place is None:
-                    self.slots.begin(shape, slot, str(seed))
+                    self.slots.begin(slot, str(seed))
                 else:
                     self._load(adapter, place, owner, bool(moments))
                 about = {"owner": owner, "created": time.time(), "base": self.names[0], "shape": vars(shape)}
