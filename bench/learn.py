@@ -122,7 +122,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
 
     def worth() -> dict[str, float]:
         # The adapters that are evaluated are those of the agents, also where the rule has swapped them.
-        runner.cast()
+        runner.assign_adapters()
         plan = EvaluationPlan(tasks, samples, greedy=False, seed=seed_of(seed, "bench learn"))
         evaluation = evaluate(held_out, runner.player, plan)
         assert evaluation is not None

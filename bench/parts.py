@@ -307,7 +307,7 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
     runner.stop = StopRequest()
     for _ in range(iterations):
         runner.learn(runner.collect())
-    runner.cast()
+    runner.assign_adapters()
     held_out = world.evaluated()
     plan = EvaluationPlan(held_out.num_tasks or BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
     evaluation = evaluate(held_out, runner.player, plan)

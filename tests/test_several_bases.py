@@ -142,7 +142,7 @@ def test_one_copy_of_each_base_however_many_agents_sit_on_it(tmp_path):
 
 def test_every_row_is_computed_by_its_own_base():
     runner = make(algorithm="ppo", kl_coef=0.01)
-    runner.cast()
+    runner.assign_adapters()
     batch = runner.collect()
     turns = [turn for episode in batch.episodes for turn in episode.turns]
     computed = runner.updater.learner.logprobs(turns)
@@ -163,7 +163,7 @@ def test_every_row_is_computed_by_its_own_base():
 
 def test_the_central_critic_reads_a_transcript_in_its_own_tokens():
     runner = make(algorithm="mappo")
-    runner.cast()
+    runner.assign_adapters()
     episode = runner.collect().episodes[0]
     part = runner.base.parts["llama"]
     from mafrt.training.critic_input import central_prompts

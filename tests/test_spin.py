@@ -23,7 +23,7 @@ def same(a, b):
 
 def test_a_pair_is_a_better_and_a_worse_answer_to_one_prompt_and_starts_at_ln_2():
     runner = toy.make(**SPIN)
-    runner.cast()
+    runner.assign_adapters()
     batch = runner.collect()
     pairs = runner.updater._pairs(batch.episodes, ("first", "second"))
     reward = {(t.agent, tuple(t.prompt_ids), tuple(t.action_ids)): [] for e in batch.episodes for t in e.turns}
@@ -45,7 +45,7 @@ def test_the_reference_moves_every_so_many_iterations_only():
     runner = toy.make(**SPIN, ref_update_freq=2, iterations=4)
     seen = []
     for _ in range(3):
-        runner.cast()
+        runner.assign_adapters()
         before = weights(runner)
         runner.learn(runner.collect())
         seen.append((before, weights(runner)))

@@ -60,7 +60,7 @@ def test_optimizer_state_travels_with_the_adapter():
     """After a swap, what `first` says moves adapter `second`, and does so with that adapter's own Adam moments."""
     runner = make(None, algorithm="cory", agent_iteration_interval=2, iterations=2, eval_episodes=0)
     runner.run()
-    plan = runner.cast()
+    plan = runner.assign_adapters()
     assert runner.state.iteration == 2 and plan.adapters == {"first": "second", "second": "first"}
     from mafrt.core.signals import StopRequest
 

@@ -197,7 +197,7 @@ def league_run(folder, iterations, resume=None):
 def test_a_league_run_moves_one_adapter_and_resumes_exactly(tmp_path):
     _, whole = league_run(tmp_path / "whole", 4)
     first, _ = league_run(tmp_path / "half", 2)
-    assert first.cast().adapters["x"] and first.player.adapters == {"x": "player", "o": "player"}
+    assert first.assign_adapters().adapters["x"] and first.player.adapters == {"x": "player", "o": "player"}
     _, again = league_run(tmp_path / "half", 4, resume=tmp_path / "half")
     for name, parameters in whole.items():
         assert all(torch.equal(a, b) for a, b in zip(parameters, again[name], strict=True)), name
