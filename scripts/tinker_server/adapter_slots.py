@@ -119,7 +119,7 @@ class AdapterSlots:
         state: dict[str, Tensor] = {}
         for path, (a, b) in self.base.stored_layers(slot).items():  # experts have their A in one matrix
             name_a, name_b = keys(path)
-            state[name_a], state[name_b] = initial_a(*a.shape, f"{seed}/{path}"), torch.zeros(b.shape)
+            state[name_a], state[name_b] = initial_a(a.shape[0], a.shape[1], f"{seed}/{path}"), torch.zeros(b.shape)
         self.load(slot, state)
 
     def load(self, slot: str, state: dict[str, Tensor]) -> None:
