@@ -120,6 +120,8 @@ def played(env: Session, text: str) -> tuple[float | None, set[str], str]:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("workflow", SIZES)
 def test_every_workflow_with_every_source_and_size(workflow, source, tmp_path):
+    if source == "reasoning_gym":
+        pytest.importorskip("reasoning_gym")
     settings, right = SOURCES[source]
     for size in (1, 2, 3, 4):
         kwargs = {**settings, **options_for(workflow, size, tmp_path), "team": team_for(workflow, size)}
