@@ -53,7 +53,7 @@ class Collector:
     """has the adapters of the team"""
     config: TrainConfig
     rule: RunAlgorithm
-    """decides on dynamic sampling and the cast"""
+    """decides on dynamic sampling and on adapters"""
     player: Player
     """plays with the current adapters; evaluations share it"""
     context: CreditContext

@@ -234,7 +234,7 @@ def make_schedule(
         adapters: agent -> adapter.
 
     Raises:
-        ConfigError: an unknown name (names the nearest), an interval below 1, or a cast that cannot be.
+        ConfigError: an unknown name (names the nearest), an interval below 1, or agents and adapters that do not fit.
     """
     if name not in SCHEDULES:
         raise ConfigError(unknown("schedule", name, SCHEDULES))

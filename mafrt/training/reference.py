@@ -54,11 +54,11 @@ class FrozenAdapters:
             turns: any turns; one without action tokens gets an empty list.
             adapter_of: agent -> the adapter that it spoke with; None: its own.
         """
-        adapter_of = {
+        copy_of = {
             agent: self.copies.get(adapter, self.copies[self.own[agent]])
             for agent, adapter in (self.own if adapter_of is None else adapter_of).items()
         }
-        return learner.logprobs(turns, adapter_of)
+        return learner.logprobs(turns, copy_of)
 
     def state(self) -> dict[str, Any]:
         """The copies' weights, by the name of the adapter."""

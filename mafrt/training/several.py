@@ -40,8 +40,8 @@ class SeveralLearners:
         values_at: dict[int, list[float]] = {}
         for name, learner in self.parts.items():
             own = self._own(turns, name)
-            adapter_of = self._cast(adapter_of, name)
-            values_at |= zip(own, learner.logprobs([turns[place] for place in own], adapter_of), strict=True)
+            own_adapters = self._own_adapters(adapter_of, name)
+            values_at |= zip(own, learner.logprobs([turns[place] for place in own], own_adapters), strict=True)
         return [values_at[place] for place in range(len(turns))]
 
     def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
@@ -69,7 +69,7 @@ class SeveralLearners:
                 learning,
                 iteration,
                 None if weights is None else [weights[place] for place in own],
-                adapter_of=self._cast(adapter_of, name),
+                adapter_of=self._own_adapters(adapter_of, name),
                 kl_coef=kl_coef,
             )
             for key, value in part_metrics.items():
@@ -81,7 +81,7 @@ class SeveralLearners:
                     metrics[key] = value
         return metrics
 
-    def _cast(self, adapter_of: Mapping[str, str] | None, name: str) -> dict[str, str] | None:
+    def _own_adapters(self, adapter_of: Mapping[str, str] | None, name: str) -> dict[str, str] | None:
         """The part of agent -> adapter that is on this base."""
         if adapter_of is None:
             return None
