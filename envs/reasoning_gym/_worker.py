@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import io
 import json
+import operator
 import resource
 import signal
 import sys
@@ -40,54 +41,71 @@ BLOCK = 1000
 ROUNDS = 20
 """How many times the tasks asked for are made, at most, where some occur in a held-out split."""
 
-_eval, _exec = builtins.eval, builtins.exec
-_NODES = (
-    ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.List, ast.Tuple, ast.Load, ast.Name, ast.Call,
-    ast.operator, ast.unaryop,
-)  # fmt: skip
+_BINARY = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+}  # fmt: skip
+_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert}
 _CALLS = frozenset({
     "Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs",
 })  # fmt: skip
-_NAMES = frozenset({"pi", "E", "I", "oo", "True", "False", "None"})
+_NAMES = frozenset({"pi", "E", "I", "oo"})
 
 
 class OutOfTime(BaseException):
     """An answer used up its processor time; no scorer's `except Exception` catches it."""
 
 
-def checked_eval(source: Any, globals: Any = None, locals: Any = None) -> Any:
-    """`eval` of an expression that can do nothing but arithmetic. Raises ValueError for any other."""
+def arithmetic(source: Any, globals: Any = None, locals: Any = None) -> Any:
+    """The value of an expression of numbers, lists and a few functions of sympy, in the place of `eval`.
+
+    Raises ValueError for any other.
+    """
     if not isinstance(source, str) or len(source) > LONGEST_EXPRESSION:
         raise ValueError("only a short expression is evaluated")
-    tree = ast.parse(source.strip(), mode="eval")
-    known = _NAMES | _CALLS | set(locals or ())
-    for node in ast.walk(tree):
-        fine = isinstance(node, _NODES)
-        if isinstance(node, ast.Name):
-            fine = node.id in known and not node.id.startswith("_")
-        elif isinstance(node, ast.Call):
-            # No text reaches a function but the name of a symbol: sympy's own would evaluate it.
-            named = isinstance(node.func, ast.Name) and node.func.id in _CALLS and not node.keywords
-            texts = [part for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-            fine = named and (not texts or node.func.id in ("Symbol", "Integer", "Float"))  # type: ignore[attr-defined]
-        if not fine:
-            raise ValueError("the expression holds more than arithmetic")
-    return _eval(compile(tree, "<answer>", "eval"), globals if globals is not None else {}, locals)
+    return _value(ast.parse(source.strip(), mode="eval").body, dict(globals or {}), dict(locals or {}))
 
 
-def checked_exec(source: Any, globals: Any = None, locals: Any = None) -> None:
-    """`exec` of the one line by which sympy's parser fills its names. Raises ValueError for any other."""
+def _value(node: ast.expr, known: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    """The value of a part of an expression. `known`: sympy's names; `own`: the scorer's own."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.BinOp() if type(node.op) in _BINARY:
+            return _BINARY[type(node.op)](_value(node.left, known, own), _value(node.right, known, own))
+        case ast.UnaryOp() if type(node.op) in _UNARY:
+            return _UNARY[type(node.op)](_value(node.operand, known, own))
+        case ast.List() | ast.Tuple():
+            parts = [_value(part, known, own) for part in node.elts]
+            return parts if isinstance(node, ast.List) else tuple(parts)
+        case ast.Name(id=name) if name in own:
+            return own[name]
+        case ast.Name(id=name) if name in _NAMES:
+            return known[name]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CALLS:
+            given = [_value(part, known, own) for part in args]
+            # No text reaches a function but a symbol's name and a number's digits: sympy would evaluate it.
+            if name in ("Symbol", "Integer", "Float") or not any(isinstance(part, str) for part in given):
+                return known[name](*given)
+    raise ValueError("the expression holds more than arithmetic")
+
+
+def names_of_sympy(source: Any, globals: Any = None, locals: Any = None) -> None:
+    """What sympy's parser calls `exec` for: its names. Raises ValueError for anything else."""
     if source != "from sympy import *":
         raise ValueError("nothing is executed here")
-    _exec(source, globals, locals)
+    import sympy
+
+    globals.update({name: getattr(sympy, name) for name in sympy.__all__})
 
 
 @contextlib.contextmanager
 def only_arithmetic() -> Iterator[None]:
     """While an answer is scored."""
     kept = builtins.eval, builtins.exec
-    builtins.eval, builtins.exec = checked_eval, checked_exec  # type: ignore[assignment]
+    builtins.eval, builtins.exec = arithmetic, names_of_sympy  # type: ignore[assignment]
     try:
         yield
     finally:
