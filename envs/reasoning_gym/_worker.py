@@ -24,7 +24,7 @@ import operator
 import resource
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -41,12 +41,16 @@ BLOCK = 1000
 ROUNDS = 20
 """How many times the tasks asked for are made, at most, where some occur in a held-out split."""
 
-_BINARY = {
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
-_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+}
 _CALLS = frozenset({
     "Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs",
