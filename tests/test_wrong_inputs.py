@@ -274,6 +274,11 @@ serve --env sudoku --host 0.0.0.0                               | MAFRT_ENV_TOKE
 serve_team                                                      | mafrt serve_team runs/NAME
 serve_team run --port abc                                       | expected a whole number
 serve_team run --host 0.0.0.0                                   | MAFRT_SERVE_TOKEN
+serve_tinker --port 99999                                       | 0..65535
+serve_tinker --host 0.0.0.0                                     | MAFRT_TINKER_TOKEN
+serve_tinker --slots 1                                          | at least 2
+serve_tinker --output empty.jsonl                               | cannot be written to
+train --env verifiers:x --env_python no/such                    | is no program that can be run
 serve_retriever                                                 | --corpus_path
 serve_retriever empty.jsonl                                     | is empty
 serve_retriever nofields.jsonl                                  | no passage found
