@@ -62,7 +62,7 @@ chat run --temperature -1                                       | above 0
 serve --env sudoku --max_sessions 0                             | 1 or more
 serve --env sudoku --host 999.999.1.1                           | MAFRT_ENV_TOKEN
 serve_team folder                                               | holds no run
-serve_retriever bytes.jsonl                                     | is not UTF-8
+serve_retriever bytes.jsonl --port 0 | is not UTF-8
 export run --agent nobody                                       | belongs to mafrt show
 collect run --kind nosuch                                       | choose one of all
 check_env sudoku sudoku                                         | stands alone
@@ -280,8 +280,8 @@ serve_tinker --slots 1                                          | at least 2
 serve_tinker --output empty.jsonl                               | cannot be written to
 train --env verifiers:x --env_python no/such                    | is no program that can be run
 serve_retriever                                                 | --corpus_path
-serve_retriever empty.jsonl                                     | is empty
-serve_retriever nofields.jsonl                                  | no passage found
+serve_retriever empty.jsonl --port 0 | is empty
+serve_retriever nofields.jsonl --port 0 | no passage found
 export                                                          | mafrt export runs/NAME
 export run --output run                                         | is no export
 export run --output . --overwrite                               | is no export
