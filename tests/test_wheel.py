@@ -20,7 +20,7 @@ def test_a_wheel_trains_away_from_the_sources(tmp_path):
     source = tmp_path / "source"
     for name in SOURCES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
 
     def run(*words: str | Path, cwd: Path = tmp_path) -> str:
