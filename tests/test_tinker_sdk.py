@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from mafrt.core.shipped import base_folder
 from mafrt.models.shared_base import SharedBase
@@ -72,7 +73,10 @@ def sdk(tmp_path_factory):
     if given := os.environ.get("MAFRT_TEST_TINKER_PYTHON"):
         return given
     folder = tmp_path_factory.mktemp("sdk")
-    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    # Behind the SDK's own packages: torch from where this process has it.
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
     python = str(folder / "bin" / "python")
     made = subprocess.run([python, "-m", "pip", "install", "-q", "tinker==0.38.*"], capture_output=True, text=True)
     if made.returncode and "No matching distribution" in made.stderr + made.stdout:

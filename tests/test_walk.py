@@ -58,6 +58,7 @@ CHANGES = {
     r"^mafrt collect .*": r"\g<0> --min_score 0 --overwrite",
     r"--k 4 --tasks 50": "--k 1 --tasks 2 --threads 1",
     r"^mafrt serve_team.*": r"\g<0> --port 0",
+    r"^mafrt serve_tinker.*": "mafrt serve_tinker --model_name_or_path teaching-base --port 0 --output runs/tinker",
     r"^mafrt report .*--live": r"\g<0> --port 0",
     r"(?<!runs/pens )--agent solver": "--agent actor",
     r"--iteration 12": "--iteration 2",
@@ -69,7 +70,7 @@ CHANGES = {
 }
 """Pattern in a line -> the words in its place, one rule after the other: shorter, and with names that exist here."""
 
-SERVERS = {"serve_team": "Models ", "--live": "http://127.0.0.1"}
+SERVERS = {"serve_team": "Models ", "serve_tinker": "TINKER_BASE_URL=", "--live": "http://127.0.0.1"}
 """Word in a command that goes on until Ctrl-C -> the words that it prints when it is ready."""
 
 WARM = re.compile(r"mafrt (train|evaluate|chat|serve_team|export)\b(?!.*--help)|python scripts/")
