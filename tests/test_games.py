@@ -13,7 +13,7 @@ from mafrt.environment.registry import make_env
 from mafrt.envs.games import Game, Haggle, PlanPath, Referential, Sokoban, Sudoku, baseline_scores, play
 from mafrt.envs.games.base import SPLITS, split_of
 from mafrt.envs.games.legal_play import write_legal_play
-from mafrt.envs.games.referential import heard
+from mafrt.envs.games.referential import signal_in
 from mafrt.envs.games.sudoku import free, solutions
 from mafrt.envs.games.tic_tac_toe import TicTacToe, after, value
 
@@ -97,7 +97,7 @@ def test_referential_by_hand():
     "said, seen", [("three", "nothing"), ("3", "nothing"), ("", "nothing"), ("tom", "Tom"), ("x" * 90, "X" + "x" * 11)]
 )
 def test_numbers_do_not_get_through(said, seen):
-    assert heard(said) == seen
+    assert signal_in(said) == seen
 
 
 def test_brief_observations_have_no_instructions():
