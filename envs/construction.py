@@ -12,6 +12,8 @@ from mafrt.environment.base import Env
 
 T = TypeVar("T")
 
+SPLITS = ("train", "validation", "test")
+"""Of environments that make or hold their own tasks: learnt from, chosen by, and reported only."""
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 """Share of a file that is not trained on where no other file is given, and records at most."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.environment.local_server import LOOPBACK, bounded_server, most_connections
+from mafrt.environment.local_server import LOOPBACK, address, bounded_server, listening, most_connections
 from mafrt.envs.search.questions import load_corpus
 from mafrt.envs.search.retrieval import TOKEN, Bm25
 from mafrt.envs.search.server import app
@@ -60,17 +59,12 @@ def serve(argv: Sequence[str]) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
-    family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
-    try:
-        listening = socket.create_server((asked.host, asked.port), family=family)
-    except OSError as error:
-        raise ConfigError(f"port {asked.port} of {asked.host} cannot be used ({error.strerror}).") from None
+    taken = listening(asked.host, asked.port)  # before the corpus is read: a port that is in use is an error at once
     index = Bm25(load_corpus(asked.corpus_path))
-    shown = f"[{asked.host}]" if ":" in asked.host else asked.host
-    url = f"http://{shown}:{listening.getsockname()[1]}/retrieve"
+    url = f"{address(asked.host, taken.getsockname()[1])}/retrieve"
     print(f"{len(index.passages)} passages at {url}; Ctrl-C ends it.", flush=True)
     application = app(index, asked.topk, token)
-    bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[listening])
+    bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[taken])
     return 0
 
 

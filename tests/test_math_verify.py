@@ -258,7 +258,7 @@ def test_the_worker_refuses_what_maths_does_not_need(tmp_path):
     mark = tmp_path / "executed"
     program = f"""
 import os, subprocess, socket, sys
-from mafrt.envs.math._worker import refuse
+from mafrt.core.bounded_worker import refuse
 sys.addaudithook(refuse)
 tries = [
     lambda: os.system("touch {mark}"),

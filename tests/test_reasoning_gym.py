@@ -136,7 +136,7 @@ def test_where_the_answer_of_a_text_stands(text, answer):
         ("acre", {"level": 1}, "has no levels"),
         ("composite", {}, "at least one dataset"),
         ("leg_counting", {"size": 0}, "size is 0"),
-        ("leg_counting", {"split": "dev"}, "choose train, validation or test"),
+        ("leg_counting", {"split": "dev"}, "choose one of train, validation, test"),
         ("leg_counting", {"sizes": 2}, "did you mean 'size'"),
         ("chain_sum", {"config": ONE_DIGIT, "held_out_size": 4000}, "held-out one too"),
     ],

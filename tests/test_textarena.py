@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -107,15 +108,23 @@ def test_an_action_that_makes_a_game_fail_is_its_players_loss(monkeypatch):
     assert result.terminated and result.rewards == {"player_0": -1.0}  # the other one has not acted
 
 
+def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
+    env = mafrt.make_env("textarena:TicTacToe-v0")
+    env.reset(seed=0, options={"task": 0})
+    monkeypatch.setattr(env.unwrapped.game, "step", lambda action: os.stat("/no/such/file"))
+    with pytest.raises(EnvError, match="failed: FileNotFoundError"):
+        env.step({"player_0": "[0]"})
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
         ("Tictactoe-v0", {}, "did you mean 'TicTacToe-v0'"),
         ("TicTacToe-v0", {"players": 3}, "does not begin with 3 players"),
         ("TicTacToe-v0", {"config": {"cells": 3}}, "unexpected keyword argument 'cells'"),
-        ("TicTacToe-v0", {"opponent": "best"}, "choose self or random"),
+        ("TicTacToe-v0", {"opponent": "best"}, "choose one of self, random"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
-        ("TicTacToe-v0", {"split": "dev"}, "choose train, validation or test"),
+        ("TicTacToe-v0", {"split": "dev"}, "choose one of train, validation, test"),
         ("TicTacToe-v0", {"size": 0}, "size is 0"),
         ("TicTacToe-v0", {"player": 2}, "did you mean 'players'"),
         ("TwentyQuestions-v0", {}, "OPENROUTER_API_KEY|API key"),

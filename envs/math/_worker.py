@@ -1,12 +1,8 @@
 """Process in which math-verify parses model-written text: JSON lines in, JSON lines out.
 
 Started by `mafrt.envs.math.verifier` as `python -m mafrt.envs.math._worker`. Only math-verify's LaTeX reader is used:
-its reader of plain expressions calls `sympy.parse_expr`, which evaluates its input. As further defences, an audit hook
-refuses to start programs, open sockets or write files, and limits bound memory, processor time and file size.
-
-Time is processor time, so that a busy machine makes no right answer wrong: math-verify's own time-outs, which go by
-the clock, are off. A signal ends running Python code after `PAIR_CPU_S`; the kernel ends the process some seconds
-later if a single operation on huge numbers holds the signal up.
+its reader of plain expressions calls `sympy.parse_expr`, which evaluates its input. What else bounds it is in
+`mafrt.core.bounded_worker`; math-verify's own time-outs, which go by the clock, are off.
 
 math-verify's comparison of numbers is replaced by `numbers_equal`: its own rounds to six decimal places, and takes
 differences below 1e-15 for none, so that all small numbers are equal to one another and to zero.
@@ -18,40 +14,14 @@ differences below 1e-15 for none, so that all small numbers are equal to one ano
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import resource
-import signal
-import sys
+from collections.abc import Mapping
 from typing import Any
+
+from mafrt.core.bounded_worker import answer_requests, replies
 
 MEMORY_MIB = 2048
 PAIR_CPU_S = 2.0
 KILL_AFTER_CPU_S = 5
-
-_REFUSED = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.remove",
-            "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
-            "pty.spawn", "subprocess.Popen", "shutil.rmtree", "ctypes.dlopen")  # fmt: skip
-
-
-def refuse(event: str, args: tuple[Any, ...]) -> None:
-    """Audit hook: nothing that math needs starts a program, opens a socket or writes a file."""
-    # sympy evaluates parts of what it parses, so that an answer may try to act; a parser needs none of these.
-    if event in _REFUSED or event.startswith("socket."):
-        raise PermissionError(f"{event} is refused in the verifier's process")
-    if event == "open":
-        mode, flags = args[1], args[2]
-        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else False
-        if writes or (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
-            raise PermissionError("writing a file is refused in the verifier's process")
-
-
-def limit(kind: int, value: int) -> None:
-    """Lower a limit as far as the system lets us; a platform without that limit keeps its own."""
-    with contextlib.suppress(ValueError, OSError):
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-
 
 DECIMALS = 6
 """Places to which an answer with a decimal point must agree, as in math-verify."""
@@ -142,19 +112,9 @@ def _round(number: Any) -> Any:
 
 
 def main() -> None:
-    # What a library prints must not end up among the replies.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-
-    def reply(message: dict[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
-
+    reply = replies()
     try:
         from math_verify import LatexExtractionConfig, grader, parse, verify
-        from math_verify.errors import TimeoutException
 
         if not hasattr(grader, "sympy_numeric_eq"):
             raise ImportError("its module grader has no sympy_numeric_eq; mafrt is tested with 0.9.0")
@@ -163,7 +123,6 @@ def main() -> None:
         reply({"missing": f"checking answers needs math-verify ({error}): pip install math-verify"})
         return
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    late = False
 
     def read(answer: str) -> list[Any]:
         return parse(f"\\boxed{{{answer}}}", extraction_config=config, parsing_timeout=None)
@@ -171,38 +130,19 @@ def main() -> None:
     def compare(given: str, reference: str) -> bool:
         return bool(verify(read(reference), read(given), timeout_seconds=None))
 
-    def interrupt(signum: int, frame: Any) -> None:
-        nonlocal late
-        late = True
-        raise TimeoutException("out of processor time")
+    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+        equal = False
+        # Whatever goes wrong while reading an answer, the answer is not right.
+        with contextlib.suppress(Exception):
+            equal = compare(request["given"], request["reference"])
+        return {"equal": equal}
 
     # The first calls import and compile the grammar; that must not count against an answer.
     for warm_up in ("\\frac{1}{2}", "\\{1, 2\\}", "x^2 + 1"):
         compare(warm_up, "0.5")
-    limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
-    # After the warm-up, which may write caches.
-    limit(resource.RLIMIT_FSIZE, 0)
-    limit(resource.RLIMIT_CORE, 0)
-    # Processor time and not wall time: a busy machine must not make an answer wrong.
-    signal.signal(signal.SIGPROF, interrupt)
-    sys.addaudithook(refuse)
-    reply({"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        # Counted from what the process has used, since the limit is on its whole life.
-        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S)
-        late, equal = False, False
-        # Whatever goes wrong while reading an answer, the answer is not right.
-        with contextlib.suppress(Exception, TimeoutException):
-            try:
-                # It comes again every second: sympy has handlers that catch everything.
-                signal.setitimer(signal.ITIMER_PROF, PAIR_CPU_S, 1.0)
-                equal = compare(request["given"], request["reference"])
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-        # With the request's number, so that a late reply is not taken for the next one's.
-        reply({"id": request["id"], "equal": equal and not late, "timeout": late})
+    answer_requests(
+        reply, answer, {"equal": False}, memory_mib=MEMORY_MIB, cpu_s=PAIR_CPU_S, kill_after_s=KILL_AFTER_CPU_S
+    )
 
 
 if __name__ == "__main__":

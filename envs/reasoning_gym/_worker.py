@@ -2,8 +2,7 @@
 
 Started by `mafrt.envs.reasoning_gym.env` as `python -m mafrt.envs.reasoning_gym._worker`. Several of the package's
 scorers give an answer to `eval`, by themselves or through `sympy.parse_expr`; while one runs, `eval` takes arithmetic,
-plain lists and a few functions of sympy only. As further defences this process starts no programs,
-opens no sockets and writes no files, and its memory and an answer's processor time are bounded.
+plain lists and a few functions of sympy only. What else bounds it is in `mafrt.core.bounded_worker`.
 
     -> {"task": {"name": "leg_counting", ...}, "numbers": {"train": 1000, "validation": 200, "test": 200}, "split": ...}
     <- {"tasks": [[17, "How many legs ...", "42"], ...]}
@@ -18,17 +17,14 @@ import builtins
 import contextlib
 import dataclasses
 import difflib
-import io
 import json
 import operator
-import resource
-import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from mafrt.envs.math._worker import limit, refuse
+from mafrt.core.bounded_worker import answer_requests, replies
+from mafrt.core.extras import install
 
 MEMORY_MIB = 4096
 ANSWER_CPU_S = 5.0
@@ -56,10 +52,6 @@ _CALLS = frozenset({
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs",
 })  # fmt: skip
 _NAMES = frozenset({"pi", "E", "I", "oo"})
-
-
-class OutOfTime(BaseException):
-    """An answer used up its processor time; no scorer's `except Exception` catches it."""
 
 
 def arithmetic(source: Any, globals: Any = None, locals: Any = None) -> Any:
@@ -202,54 +194,49 @@ def score_of(task: Mapping[str, Any], place: int, answer: str | None) -> float:
         return float(dataset.score_answer(answer, entry))
 
 
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The score of an answer. A scorer that fails on one does not take it."""
+    try:
+        return {"score": score_of(request["task"], request["place"], request["answer"])}
+    except Unusable as error:
+        return {"unusable": str(error)}
+    except Exception:
+        return {"score": 0.0}
+
+
+def prepare(request: dict[str, Any]) -> dict[str, Any] | None:
+    """The tasks that are asked for; of a request for a score, its task is made, which does not count as the answer's.
+
+    None: there is an answer to score.
+    """
+    try:
+        if "place" in request:
+            _at(request["task"], request["place"])
+            return None
+        return {"tasks": tasks_of(request["task"], request["numbers"], request["split"], request["shift"])}
+    except Unusable as error:
+        return {"unusable": str(error)}
+    except Exception as error:
+        return {"unusable": f"reasoning-gym failed: {type(error).__name__}: {error}"}
+
+
 def main() -> None:
-    replies = sys.stdout
-    sys.stdout = io.StringIO()  # what the package prints is no reply
-
-    def reply(message: dict[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
-
+    reply = replies()
     try:
         import reasoning_gym  # noqa: F401
     except ImportError as error:
-        reply({"missing": f"tasks of reasoning-gym need its package ({error}): pip install reasoning-gym"})
+        reply({"missing": f"tasks of reasoning-gym need its package ({error}); run: {install('reasoning_gym')}"})
         return
-
-    def interrupt(signum: int, frame: Any) -> None:
-        raise OutOfTime
-
-    limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
-    limit(resource.RLIMIT_FSIZE, 0)
-    limit(resource.RLIMIT_CORE, 0)
-    signal.signal(signal.SIGPROF, interrupt)
-    sys.addaudithook(refuse)
-    reply({"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        scoring = "place" in request
-        bound = 2 * ANSWER_CPU_S if scoring else TASKS_CPU_S
-        # Counted from what the process has used, since the limit is on its whole life.
-        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + bound) + 1)
-        try:
-            if scoring:
-                _at(request["task"], request["place"])  # making the task does not count against the answer
-                signal.setitimer(signal.ITIMER_PROF, ANSWER_CPU_S, 1.0)
-                said: dict[str, Any] = {"score": score_of(request["task"], request["place"], request["answer"])}
-            else:
-                asked = (request["task"], request["numbers"], request["split"], request["shift"])
-                said = {"tasks": tasks_of(*asked)}
-        except OutOfTime:
-            said = {"score": 0.0, "late": True}
-        except Unusable as error:
-            said = {"unusable": str(error)}
-        except Exception as error:
-            # A scorer that fails on an answer does not take it; one that fails to make tasks is at fault itself.
-            said = {"score": 0.0} if scoring else {"unusable": f"reasoning-gym failed: {type(error).__name__}: {error}"}
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        reply({"id": request["id"], **said})
+    answer_requests(
+        reply,
+        answer,
+        {"score": 0.0},
+        memory_mib=MEMORY_MIB,
+        cpu_s=ANSWER_CPU_S,
+        kill_after_s=2 * ANSWER_CPU_S,
+        prepare=prepare,
+        prepare_s=TASKS_CPU_S,
+    )
 
 
 if __name__ == "__main__":

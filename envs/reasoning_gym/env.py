@@ -14,15 +14,16 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from mafrt.config.agent import AgentSpec
+from mafrt.config.schema import check_choice
 from mafrt.config.team import Team
 from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.envs.construction import SPLITS
 from mafrt.envs.math.answers import boxed
 from mafrt.envs.tasks.env import GradeRules
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.task_env import TaskEnv
 
-SPLITS = ("train", "validation", "test")
 PROMPT = "Solve the problem. Give the final answer, and nothing else, between <answer> and </answer>."
 SHIFT = 10**5
 """Places between the training tasks of two seeds."""
@@ -74,8 +75,7 @@ class ReasoningGym(TaskEnv):
             ConfigError: a setting that the data set does not have or take.
             MissingExtraError: reasoning-gym is not installed.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
+        check_choice("split", split, SPLITS)
         levels = [level] if isinstance(level, int) else list(level or ())
         for what, value, least in (("size", size, 1), ("held_out_size", held_out_size, 1), ("seed", seed, 0)):
             if type(value) is not int or not least <= value <= SHIFT:

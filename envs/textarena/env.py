@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import error_line
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
+from mafrt.envs.construction import SPLITS
 
-SPLITS = ("train", "validation", "test")
 FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 """Seed of a split's first game."""
 MOST_PLAYERS = 15
@@ -67,10 +68,8 @@ class TextArena(Env):
             ConfigError: a game or a number of players that is not there.
             MissingExtraError: textarena is not installed.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
-        if opponent not in OPPONENTS:
-            raise ConfigError(f"opponent is {opponent!r}; choose {' or '.join(OPPONENTS)}.")
+        check_choice("split", split, SPLITS)
+        check_choice("opponent", opponent, OPPONENTS)
         for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
             if type(value) is not int or not 1 <= value <= 10**6:
                 raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
@@ -180,6 +179,8 @@ class TextArena(Env):
         try:
             with self._own_chance():
                 over, _ = self.game.step(action=without_tags(action))
+        except (OSError, MemoryError) as error:
+            raise EnvError(f"textarena's {self.name} failed: {type(error).__name__}: {error_line(error)}") from error
         except Exception:
             # The game failed on this action: what an agent brings about is its own loss, and no lost episode.
             self.illegal = self.seat is None or agent == self.agents[self.seat]

@@ -13,14 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from mafrt.config import permission
+from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief, error_line, real_number
 from mafrt.core.types import StepResult
+from mafrt.envs.construction import SPLITS
 from mafrt.envs.program.env import ProgramEnv
 from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 from mafrt.envs.verifiers.process import Description, Interpreter, Life, interpreter
-
-SPLITS = ("train", "validation", "test")
 
 
 class VerifiersEnv(ProgramEnv):
@@ -51,8 +51,7 @@ class VerifiersEnv(ProgramEnv):
         failed_reward: float | None = None,
         **config: Any,
     ) -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"split is {split!r}; choose one of {', '.join(SPLITS)}.")
+        check_choice("split", split, SPLITS)
         if max_tasks is not None and (isinstance(max_tasks, bool) or not isinstance(max_tasks, int) or max_tasks < 1):
             raise ConfigError(f"max_tasks is {max_tasks!r}; choose a whole number of at least 1.")
         if not timeout_s > 0:

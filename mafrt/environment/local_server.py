@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import clean_deep, shortened
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -179,6 +184,61 @@ def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
 
     settings = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none", **more}
     return uvicorn.Server(uvicorn.Config(app, http=Bounded, timeout_keep_alive=IDLE_S, **settings))
+
+
+def check_packages(what: str, extra: str) -> None:
+    """MissingExtraError, with the command that installs them, where the packages of an HTTP server are missing."""
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(f"{what} is missing a package ({error}); run: {install(extra)}") from None
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises ConfigError for an address that cannot be used."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error.strerror  # create_server adds to strerror
+        raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
+
+
+def address(host: str, port: int) -> str:
+    """`http://HOST:PORT`."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class LocalServer:
+    """An HTTP server in a thread of its own, from `listen` on."""
+
+    host: str
+    port: int
+
+    def listen(self, app: Any, host: str, port: int, *, connections: int, thread: str) -> None:
+        """Answer by an ASGI application. Raises ConfigError for an address that cannot be used."""
+        self._socket = listening(host, port)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._server = bounded_server(app, connections=most_connections(connections))
+        sockets = {"sockets": [self._socket]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=sockets, daemon=True, name=thread)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Address without a path."""
+        return address(self.host, self.port)
+
+    def close(self) -> None:
+        """Stop listening and end the thread. May be called more than once."""
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+        self._socket.close()
+
+    def wait(self) -> None:
+        """Block until the server ends."""
+        while self._thread.is_alive():
+            self._thread.join(timeout=0.5)
 
 
 def most_connections(wanted: int) -> int:

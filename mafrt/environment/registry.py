@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
@@ -112,6 +113,9 @@ def _factory(name_or_path: str) -> Any:
     try:
         return ENVIRONMENTS.resolve(name_or_path)
     except EnvError as error:
+        package, colon, rest = name_or_path.partition(":")
+        if colon and (near := difflib.get_close_matches(package, PACKAGES, 1, cutoff=0.8)):
+            raise EnvError(f"{error}; did you mean '{near[0]}:{rest}'?") from error
         if not standing_in(error):
             raise
     return ENVIRONMENTS.resolve(name_or_path)

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
-import socket
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.local_server import (
     LOOPBACK,
+    LocalServer,
     RefusedError,
-    bounded_server,
     check_caller,
-    most_connections,
+    check_packages,
     parse_body,
     read_body,
 )
 from mafrt.scripts.tinker_server import messages
 from mafrt.scripts.tinker_server.checkpoints import described, owner_of, place_of
 from mafrt.scripts.tinker_server.limits import Limits, refused
-from mafrt.scripts.tinker_server.service import Result, Service
+from mafrt.scripts.tinker_server.results import Result
+from mafrt.scripts.tinker_server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ def check_tokens(tokens: Sequence[str], host: str) -> None:
         raise ConfigError(f"A token must begin with {KEY!r}, or the SDK refuses it, and have 12 characters or more.")
 
 
-class TinkerServer:
+class TinkerServer(LocalServer):
     """A running server; `close` ends it. Until `service` is set, requests get status 503.
 
     Args:
@@ -62,43 +59,16 @@ class TinkerServer:
         self, *, host: str = "127.0.0.1", port: int = 0, tokens: Sequence[str] = (), limits: Limits = LIMITS
     ) -> None:
         check_tokens(tokens, host)
-        try:
-            import starlette  # noqa: F401
-            import uvicorn  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                f"The Tinker API is missing a package ({error}); run: {install('tinker')}"
-            ) from None
+        check_packages("The Tinker API", "tinker")
         self.tokens, self.limits = [token.encode() for token in tokens], limits
         self.service: Service | None = None
-        try:
-            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error.strerror
-            raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
-        self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._server = bounded_server(self._app(), connections=most_connections(limits.connections))
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True, name="mafrt-tinker-api"
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        self.listen(self._app(), host, port, connections=limits.connections, thread="mafrt-tinker-api")
 
     def close(self) -> None:
         """Stop listening and end the threads."""
-        self._server.should_exit = True
-        self._thread.join(timeout=5)
-        self._socket.close()
+        super().close()
         if self.service is not None:
             self.service.close()
-
-    def wait(self) -> None:
-        """Block until the server ends."""
-        while self._thread.is_alive():
-            self._thread.join(timeout=0.5)
 
     # --------------------------------------------------------------------------------------------------------- routes
 
@@ -209,7 +179,7 @@ class TinkerServer:
     async def _retrieve(self, service: Service, owner: str, body: Any) -> Any:
         from starlette.responses import Response
 
-        result = service.result(owner, messages.text_of(body, "request_id", most=400))
+        result = service.results.of(owner, messages.text_of(body, "request_id", most=400))
         try:
             await asyncio.wait_for(result.ready.wait(), self.limits.poll_s)
         except TimeoutError:
@@ -217,7 +187,7 @@ class TinkerServer:
             return _json(again, 408)
         if result.refusal is not None:
             raise result.refusal
-        service.fetched(result)
+        service.results.fetched(result)
         return Response(result.content, media_type=PROTOBUF if result.binary else "application/json")
 
     async def _unknown(self, request: Any, error: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sessions, training clients, samplers and results of the Tinker API. All methods run in the server's event loop.
+"""Sessions, training clients and samplers of the Tinker API. All methods run in the server's event loop.
 
 A request of a training client has a number (`seq_id`); requests are done in the order of these, and one that comes a
 second time gets the result of the first. Everything belongs to the API key that made it; for any other key it is not
@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.core.errors import CheckpointError, ConfigError, PromptTooLongError
 from mafrt.core.seeding import seed_of
-from mafrt.core.text import error_line, shortened
+from mafrt.core.text import shortened
 from mafrt.core.types import Request
 from mafrt.environment.local_server import RefusedError
 from mafrt.scripts.serving.engine_queue import Answer, EngineQueue
@@ -33,6 +32,7 @@ from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Sampler, Sha
 from mafrt.scripts.tinker_server.checkpoints import Checkpoints, Place, at, described, dumps, parse_path, place_of
 from mafrt.scripts.tinker_server.limits import Limits, refused
 from mafrt.scripts.tinker_server.messages import Reading, SampleRequest
+from mafrt.scripts.tinker_server.results import Result, Results
 from mafrt.scripts.tinker_server.trainer import Adapter, Job, Trainer
 
 if TYPE_CHECKING:
@@ -66,28 +66,6 @@ class GatedEngine:
     def step(self, batch: Any) -> Any:
         with self._slots.sampling:
             return self._engine.step(batch)
-
-
-@dataclass(eq=False)
-class Result:
-    """The answer to a request, or the promise of it."""
-
-    id: str
-    owner: str
-    digest: bytes
-    """of the request, by which a repetition is known"""
-    work: int = 1
-    """samples that it waits for, or 1"""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    content: bytes = b""
-    binary: bool = False
-    """whether the content is a protocol buffer"""
-    failed: bool = False
-    refusal: RefusedError | None = None
-    """why it was refused at once"""
-    forget: Callable[[], None] = lambda: None
-    """removes it from where it is known by number"""
-    cancel: Callable[[], None] = lambda: None
 
 
 @dataclass(eq=False)
@@ -186,12 +164,7 @@ class Service:
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, SamplingSession] = {}
         self._by_path: dict[tuple[str, float], Sampler] = {}
-        self._results: dict[str, Result] = {}
-        self._kept: dict[str, OrderedDict[Result, None]] = defaultdict(OrderedDict)
-        """owner -> results that are ready, those that go first in front"""
-        self._kept_bytes: dict[str, int] = defaultdict(int)
-        self._work: dict[str, int] = defaultdict(int)
-        """owner -> samples and requests that wait"""
+        self.results = Results(limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -237,7 +210,7 @@ class Service:
                 # Behind the requests that it has.
                 self.trainer.submit(Job(model, lambda a=adapter: self.slots.give(a.shape, a.slot)))  # type: ignore[misc]
             for result in [*model.results.values(), *([model.created] if model.created else [])]:
-                self._drop(result)
+                self.results.drop(result)
         for sampling in session.samplers.values():
             self._end_sampling(sampling)
 
@@ -247,62 +220,10 @@ class Service:
             self.slots.drop(sampling.sampler)
         for result in list(sampling.results.values()):
             result.cancel()
-            self._drop(result)
-
-    # -------------------------------------------------------------------------------------------------------- results
-
-    def _new(self, owner: str, name: str, digest: bytes, work: int = 1) -> Result:
-        if self._work[owner] + work > self.limits.waiting:
-            raise refused(f"{self.limits.waiting} of your requests and samples wait; ask again later", 429)
-        result = Result(name, owner, digest, work)
-        self._results[name] = result
-        self._work[owner] += work
-        return result
-
-    def _finish(self, result: Result, content: bytes, *, binary: bool = False, failed: bool = False) -> None:
-        """A result is there; of too many that nobody fetches the oldest are dropped."""
-        result.content, result.binary, result.failed = content, binary, failed
-        self._work[result.owner] -= result.work
-        result.ready.set()
-        if self._results.get(result.id) is not result:  # its session has ended
-            return
-        kept = self._kept[result.owner]
-        kept[result] = None
-        self._kept_bytes[result.owner] += len(content)
-        most = self.limits.kept_mib * 2**20
-        while len(kept) > 1 and (len(kept) > self.limits.kept or self._kept_bytes[result.owner] > most):
-            self._drop(next(iter(kept)))
-
-    def _fail(self, result: Result, error: BaseException) -> None:
-        user = isinstance(
-            error, (RefusedError, CheckpointError, ConfigError, PromptTooLongError, asyncio.CancelledError)
-        )
-        if not user:
-            log.error("a request failed", exc_info=error)
-        said = "the request was cancelled" if isinstance(error, asyncio.CancelledError) else error_line(error)
-        self._finish(result, dumps({"error": said, "category": "user" if user else "server"}), failed=True)
-
-    def _drop(self, result: Result) -> None:
-        self._results.pop(result.id, None)
-        result.forget()
-        if result in (kept := self._kept[result.owner]):
-            del kept[result]
-            self._kept_bytes[result.owner] -= len(result.content)
-
-    def result(self, owner: str, name: str) -> Result:
-        """Raises RefusedError for one that is not there, or somebody else's."""
-        found = self._results.get(name)
-        if found is None or found.owner != owner:
-            raise refused(f"there is no request {shortened(name)} of yours whose result is kept", 404)
-        return found
-
-    def fetched(self, result: Result) -> None:
-        """The client has the result: it is the first to be dropped."""
-        if result in (kept := self._kept[result.owner]):
-            kept.move_to_end(result, last=False)
+            self.results.drop(result)
 
     def cancel(self, owner: str, name: str) -> dict[str, Any]:
-        self.result(owner, name).cancel()
+        self.results.of(owner, name).cancel()
         return {}
 
     # ------------------------------------------------------------------------------------------- requests with numbers
@@ -344,21 +265,21 @@ class Service:
             raise refused(f"the request {seq} of {model.id} was done, and its result is not kept any more", 410)
         if seq > model.next + self.limits.waiting:
             raise refused(f"the number {seq} of a request of {model.id} is far ahead of {model.next}, which is next")
-        result = self._new(model.owner, f"{model.id}:{seq}", digest)
+        result = self.results.new(model.owner, f"{model.id}:{seq}", digest)
         result.forget = lambda: model.results.pop(seq, None)  # type: ignore[assignment]
         model.results[seq] = result
         try:
             work, finish, binary = make()
         except RefusedError as error:
             result.refusal = error
-            self._finish(result, b"")
+            self.results.finish(result, b"")
             model.waiting[seq] = lambda: None
             self._advance(model)
             raise
 
         def start() -> None:
             if model.adapter is None:
-                self._fail(result, refused("the training client could not be made"))
+                self.results.fail(result, refused("the training client could not be made"))
                 return
             job = Job(model, work, adapter=model.adapter if isinstance(work, messages.PassRequest) else None)
             self._follow(self.trainer.submit(job), result, finish, binary)
@@ -380,7 +301,7 @@ class Service:
         """The request before this one has not come."""
         if seq in model.waiting and not result.ready.is_set():
             model.waiting[seq] = lambda: None
-            self._fail(
+            self.results.fail(
                 result, refused(f"request {model.next} of {model.id} has not come within {self.limits.gap_s:g} s")
             )
 
@@ -389,9 +310,9 @@ class Service:
     ) -> None:
         async def wait() -> None:
             try:
-                self._finish(result, finish(await asyncio.wrap_future(future)), binary=binary)
+                self.results.finish(result, finish(await asyncio.wrap_future(future)), binary=binary)
             except (Exception, asyncio.CancelledError) as error:
-                self._fail(result, error)
+                self.results.fail(result, error)
 
         self._task(wait())
 
@@ -437,7 +358,7 @@ class Service:
             seed = lora.get("seed")
             seed = secrets.randbits(63) if seed is None else messages.whole_of(lora, "seed", -(2**63), 2**64)
         model = Model(name, owner, session, shape, metadata=messages.read_metadata(body))
-        model.created = self._new(owner, f"{name}:create", digest)
+        model.created = self.results.new(owner, f"{name}:create", digest)
         session.models[name] = self._models[name] = model
 
         def make() -> Adapter:
@@ -672,7 +593,7 @@ class Service:
                 raise refused(f"the request {seq} of {sampling.id} has come before with another content", 422)
             return known, ids
         request = messages.read_sample(body, self.reading)
-        result = self._new(owner, name, digest, count)
+        result = self.results.new(owner, name, digest, count)
         result.forget = lambda: sampling.results.pop(seq, None)  # type: ignore[assignment]
         sampling.results[seq] = result
         self._task(self._sample(sampling, seq, request, result))
@@ -705,10 +626,10 @@ class Service:
             if request.top_sampled:
                 jobs = [Job(object(), messages.after(request, one), slot=slot) for one in made]
                 top = [await asyncio.wrap_future(future) for future in [self.trainer.submit(job) for job in jobs]]
-            self._finish(result, messages.sample_reply(request, made, scored, top), binary=True)
+            self.results.finish(result, messages.sample_reply(request, made, scored, top), binary=True)
         except (Exception, asyncio.CancelledError) as error:
             cancel()
-            self._fail(result, error)
+            self.results.fail(result, error)
         finally:
             if slot is not None:
                 self.slots.release(sampling.sampler)  # type: ignore[arg-type]
@@ -725,8 +646,8 @@ class Service:
         clone = messages.whole_of(target, "cloned_sampler_id", 0, CLONES, 0)
         cursor = messages.whole_of(body, "prev_cursor", 0, 2**62, 0)
         for name in body.get("retrieved_request_ids") or ():
-            if isinstance(name, str) and (found := self._results.get(name)) is not None and found.owner == owner:
-                self.fetched(found)
+            if isinstance(name, str) and (found := self.results.by_id.get(name)) is not None and found.owner == owner:
+                self.results.fetched(found)
         wait = messages.number_of(body, "timeout", 0.0, 3600.0, self.limits.poll_s)
         done = [each for each in sampling.done.get(clone, ()) if each[0] > cursor]
         if clone in sampling.done:

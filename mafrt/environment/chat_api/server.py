@@ -11,9 +11,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
-import socket
-import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -21,8 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.chat_api.completions import COMPLETIONS
 from mafrt.environment.chat_api.protocol import Api, ApiError, ChatCall, ChatReply, Events, model_list
@@ -30,10 +26,10 @@ from mafrt.environment.chat_api.responses import RESPONSES, KeptItems
 from mafrt.environment.local_server import (
     BODY_S,
     LOOPBACK,
+    LocalServer,
     RefusedError,
-    bounded_server,
     check_caller,
-    most_connections,
+    check_packages,
     read_json,
 )
 
@@ -82,7 +78,7 @@ class Limits:
     """max connections, and never more than half of the file descriptors; those without a call end first"""
 
 
-class ChatServer:
+class ChatServer(LocalServer):
     """A running server; `close` ends it.
 
     Args:
@@ -107,42 +103,12 @@ class ChatServer:
     ) -> None:
         if host not in LOOPBACK and not token:
             raise ConfigError(f"host {host} can be reached from other machines, so a token is needed.")
-        try:
-            import starlette  # noqa: F401
-            import uvicorn  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(f"The chat API is missing a package ({error}); run: {install('serve')}") from None
+        check_packages("The chat API", "serve")
         self.answers, self.token, self.limits = answers, token, limits
         self.in_flight = 0
-        try:
-            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error.strerror  # create_server adds to strerror
-            raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
-        self.host, self.port = host, int(self._socket.getsockname()[1])
         self._kept = KeptItems()
         self._calls: defaultdict[str, list[_Call]] = defaultdict(list)
-        self._server = bounded_server(self._app(), connections=most_connections(limits.connections))
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True, name="mafrt-chat-api"
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Address without a path."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-    def close(self) -> None:
-        """Stop listening and end the thread. May be called more than once."""
-        self._server.should_exit = True
-        self._thread.join(timeout=5)
-        self._socket.close()
-
-    def wait(self) -> None:
-        """Block until the server ends."""
-        while self._thread.is_alive():
-            self._thread.join(timeout=0.5)
+        self.listen(self._app(), host, port, connections=limits.connections, thread="mafrt-chat-api")
 
     # ------------------------------------------------------------------------------------------------------ routes
 
