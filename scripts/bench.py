@@ -5,12 +5,13 @@ The last line printed is its result as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mafrt
@@ -51,17 +52,31 @@ def bench(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "expected one of: " + ", ".join(known)
         raise ConfigError(f"found no benchmark {name!r}; {hint}")
-    # Processes that a benchmark starts find it too.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    sys.path.insert(0, str(CHECKOUT))
-    disagreement = importlib.import_module("bench._measure").Disagreement
-    try:
-        result = importlib.import_module(f"bench.{name}").run(arguments[1:])
-    except disagreement as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
+    with _found():
+        disagreement = importlib.import_module("bench._measure").Disagreement
+        try:
+            result = importlib.import_module(f"bench.{name}").run(arguments[1:])
+        except disagreement as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
     print(json.dumps(result))
     return 0
+
+
+@contextlib.contextmanager
+def _found() -> Iterator[None]:
+    """The package `bench` is found, here and in processes that a benchmark starts; afterwards all is as it was."""
+    before, paths = os.environ.get("PYTHONPATH"), list(sys.path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), before]))
+    sys.path.insert(0, str(CHECKOUT))
+    try:
+        yield
+    finally:
+        sys.path[:] = paths
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def main(argv: Sequence[str] | None = None) -> int:
