@@ -6,33 +6,27 @@ python examples/from_python.py 20      # iterations
 import sys
 
 import mafrt
-from mafrt.algorithms import assign
-from mafrt.config.train_config import LearnConfig
-from mafrt.envs.math import MathEnv
-from mafrt.rollout.player import Player, Start
-from mafrt.training.learner import Learner
-from mafrt.training.policy_objective import Objective
 
 
 def main(iterations=20, tasks=16, samples=4):
-    env = MathEnv()
-    team = env.team
+    env = mafrt.make_env("math")
+    team = env.unwrapped.team
     base = mafrt.SharedBase.load("teaching-base")
     for seed, name in enumerate(team.adapters):
         base.add_adapter(name, mafrt.LoraSpec(), seed=seed)
     sampling = dict.fromkeys(team.names, mafrt.SamplingParams(max_new_tokens=48))
-    player = Player(mafrt.LocalEngine(base), base.tokenizer, team, sampling, base.context_window)
-    rule = mafrt.algorithms.make_algorithm("grpo")
-    learner = Learner(base, team, LearnConfig(lr=3e-3, ppo_epoch=1), Objective(rule), seed=0)
+    player = mafrt.Player(mafrt.LocalEngine(base), base.tokenizer, team, sampling, base.context_window)
+    rule = mafrt.make_algorithm("grpo")
+    learner = mafrt.Learner(base, team, mafrt.LearnConfig(lr=3e-3, ppo_epoch=1), mafrt.Objective(rule), seed=0)
     envs = [env.spawn() for _ in range(tasks * samples)]
     for iteration in range(iterations):
         starts = iter(
-            Start(f"{iteration}-{task}-{sample}", f"{iteration}-{task}", reset_seed=0, seed=100 * number + sample,
+            mafrt.Start(f"{iteration}-{task}-{sample}", f"{iteration}-{task}", reset_seed=0, seed=100 * number + sample,
                   task=number % env.num_tasks)
             for task in range(tasks) for number in [iteration * tasks + task] for sample in range(samples)
         )  # fmt: skip
         episodes, _ = player.play(envs, lambda slot, finished, starts=starts: next(starts, None))
-        credit = assign(episodes, rule)  # fills the advantages of every turn
+        credit = mafrt.assign(episodes, rule)  # fills the advantages of every turn
         turns = [turn for episode in episodes for turn in episode.turns]
         update = learner.update(turns, team.names, iteration)
         score = sum(episode.outcome for episode in episodes) / len(episodes)

@@ -6,10 +6,14 @@
     mafrt.OnPolicy(env, env.unwrapped.team, base, config, run_dir="runs/mine").run()
 
 Environments: `Env`, `Session`, `StepResult`, `make_env`, `check_env`, `register_env`. Team: `Team`, `AgentSpec`,
-`LoraSpec`. Model: `SharedBase`, `LocalEngine`, `Request`, `SamplingParams`, `Completion`. What flows: `Turn`,
-`Episode`. Coach: `Coach`, `Case`, `Evidence`, `Scored`, `Unscored`. A loop of one's own is made of the parts that
-`OnPolicy` is made of: `Player` plays, `Judge` scores, `Critic` values, `assign` gives credit, `Objective` and `Learner`
-learn.
+`LoraSpec`, `register_agent`. Settings: `TrainConfig`, of `PlayConfig`, `LearnConfig`, `TeamConfig`, `RunConfig`,
+`CoachConfig`, `EngineConfig` and those of an `Algorithm` (`make_algorithm`). Model: `SharedBase`, `LocalEngine`,
+`Request`, `SamplingParams`, `Completion`. What flows: `Turn`, `Episode`. Coach: `Coach`, `make_coach`, `Case`,
+`Evidence`, `Scored`, `Unscored`. A loop of one's own is made of the parts that `OnPolicy` is made of: `Player` plays
+from `Start`s, `Judge` scores, `Critic` values, `assign` gives credit, `Objective` and `Learner` learn. `Provenance`
+names what a run goes on from.
+
+A look at what came of it: `base.generate("3 + 4 =", adapter="actor")`, `team.chat(base, "How many pens are left?")`.
 
 Names are resolved on first use, so that `import mafrt` costs milliseconds and torch is loaded only when needed.
 """
@@ -32,25 +36,36 @@ _WHERE = {
     "AgentSpec": "mafrt.config.team",
     "LoraSpec": "mafrt.config.team",
     "TrainConfig": "mafrt.config.train_config",
+    "PlayConfig": "mafrt.config.train_config",
+    "LearnConfig": "mafrt.config.train_config",
+    "TeamConfig": "mafrt.config.train_config",
+    "RunConfig": "mafrt.config.train_config",
+    "CoachConfig": "mafrt.config.train_config",
+    "EngineConfig": "mafrt.config.train_config",
     "SharedBase": "mafrt.models.shared_base",
     "Turn": "mafrt.core.types",
     "Episode": "mafrt.core.types",
+    "Start": "mafrt.core.types",
     "StepResult": "mafrt.core.types",
     "SamplingParams": "mafrt.core.types",
     "Request": "mafrt.core.types",
     "Completion": "mafrt.core.types",
     "Coach": "mafrt.coach",
     "Case": "mafrt.coach",
+    "make_coach": "mafrt.coach",
     "Evidence": "mafrt.core.types",
     "Scored": "mafrt.core.types",
     "Unscored": "mafrt.core.types",
     "OnPolicy": "mafrt.runners.on_policy",
+    "Provenance": "mafrt.runners.identity",
     "Judge": "mafrt.runners.judge",
     "Player": "mafrt.rollout.player",
     "Critic": "mafrt.training.critic",
     "Learner": "mafrt.training.learner",
     "Objective": "mafrt.training.policy_objective",
     "assign": "mafrt.algorithms",
+    "make_algorithm": "mafrt.config.algorithm",
+    "Algorithm": "mafrt.algorithms",
     "LocalEngine": "mafrt.engines.local.engine",
     "ScriptedEngine": "mafrt.engines.scripted",
     "MafrtError": "mafrt.core.errors",

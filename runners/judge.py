@@ -74,6 +74,11 @@ class Judge:
         engine: samples for `local`.
         level: `token` asks the coach for spans.
         interrupted: whether the run was asked to stop.
+
+    >>> base, team = mafrt.SharedBase.load("teaching-base"), mafrt.Team.of(["solver"])
+    >>> coach = mafrt.make_coach(mafrt.CoachConfig(coach="rules"))
+    >>> mafrt.Judge(coach, mafrt.TrainConfig(), team, base, base.engine, "token")
+    <Judge rules: of solver, scores times 1.0>
     """
 
     def __init__(
@@ -101,6 +106,9 @@ class Judge:
         self.before: dict[str, float] = {}
         self.seconds = 0.0
         self.alarmed = False
+
+    def __repr__(self) -> str:
+        return f"<Judge {self.coach.name}: of {', '.join(self.team.names)}, scores times {self.weight}>"
 
     # ------------------------------------------------------------------------------------------------------ judging
 

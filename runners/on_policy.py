@@ -41,6 +41,7 @@ from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.league import STATE as LEAGUE_STATE
 from mafrt.runners.league import League
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
+from mafrt.runners.progress import shown
 from mafrt.runners.run_state import RunState, data_start, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
 from mafrt.storage.checkpoint import REFERENCE
@@ -72,6 +73,13 @@ class OnPolicy:
     Raises:
         ConfigError: settings that contradict each other, the team or the environment.
         CheckpointError: `provenance.resume` does not fit.
+
+    >>> env, base = mafrt.make_env("math"), mafrt.SharedBase.load("teaching-base")
+    >>> config = mafrt.TrainConfig.of(algorithm="grpo", iterations=1, n_rollout_threads=4, n_samples=2,
+    ...                               max_new_tokens=4, eval_episodes=0)
+    >>> runner = mafrt.OnPolicy(env, env.unwrapped.team, base, config)
+    >>> runner.run().iterations, runner
+    (1, <OnPolicy: grpo for reasoner, actor, iteration 1 of 1>)
     """
 
     def __init__(
@@ -135,6 +143,10 @@ class OnPolicy:
         if self.resume is not None:
             self._restore(self.resume)
 
+    def __repr__(self) -> str:
+        done, names = f"{self.iteration} of {self.iterations}", ", ".join(self.team.names)
+        return f"<OnPolicy: {self.rule.name} for {names}, iteration {done}>"
+
     def _check_prompts(self) -> None:
         """Play scripted episodes to see whether the bases can read the prompts, in training and evaluation."""
         from mafrt.runners.build import voices_of
@@ -196,11 +208,18 @@ class OnPolicy:
         if self.collector.async_rollout is not None:
             self.collector.async_rollout.load(state / STATE)
 
-    def run(self, progress: Callable[[Progress], None] | None = None) -> RunSummary:
+    def run(self, progress: Callable[[Progress], None] | bool | None = None) -> RunSummary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint.
 
-        `progress` is called after every iteration.
+        `progress` is called after every iteration. True shows a bar, or lines where there is no terminal; None shows
+        it in a notebook only.
         """
+        if progress is None or isinstance(progress, bool):
+            with shown(self.iterations, progress) as after_iteration:
+                return self._run(after_iteration)
+        return self._run(progress)
+
+    def _run(self, progress: Callable[[Progress], None] | None) -> RunSummary:
         with StopRequest() as stop:
             self.stop = stop
             # No process changes the run's folder while another may still be reading from it.

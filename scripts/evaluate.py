@@ -37,6 +37,7 @@ from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import decoder
 from mafrt.runners.limits import check_limits
+from mafrt.runners.progress import Terminal
 from mafrt.scripts.baselines import build as baselines
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import (
@@ -50,7 +51,6 @@ from mafrt.scripts.cli.loading import (
     with_places,
 )
 from mafrt.scripts.cli.processes import only_one
-from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings

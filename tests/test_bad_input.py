@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mafrt.config.setting_synonyms import SYNONYMS, synonym
 from mafrt.config.team import Team
 from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_file
 from mafrt.scripts import evaluate, train, train_math, train_sft
 from mafrt.scripts.cli.command_names import COMMANDS
-from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.values import read_yaml
 
 DEEP = "[" * 100_000

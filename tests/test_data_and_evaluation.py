@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.config.setting_synonyms import synonym
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, DataError
@@ -25,7 +26,6 @@ from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
 from mafrt.runners.evaluation_summary import agent_scores, episode_lines, majority, numbers
 from mafrt.scripts import evaluate, export, prepare_data, train
-from mafrt.scripts.cli.flag_synonyms import synonym
 
 
 def math_env(*answers: int) -> MathEnv:

@@ -9,10 +9,10 @@ from toy import Digits, settings
 
 from mafrt.config.team import Team
 from mafrt.core.progress import reporting, stage
+from mafrt.runners import progress as shown
 from mafrt.runners.loop import Progress
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.scripts.cli import progress as shown
-from mafrt.scripts.cli.progress import Terminal
+from mafrt.runners.progress import Terminal
 
 
 def test_stages_report_to_whoever_listens_and_else_to_nobody():

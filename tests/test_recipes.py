@@ -11,6 +11,7 @@ import pytest
 import yaml
 from helpers_models import tiny_tokenizer
 
+from mafrt.config.setting_synonyms import synonym
 from mafrt.environment.session import Session
 from mafrt.envs.search import retrieval
 from mafrt.models.load_bases import models_of
@@ -18,7 +19,6 @@ from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.limits import check_limits
-from mafrt.scripts.cli.flag_synonyms import synonym
 from mafrt.scripts.cli.settings import train_config
 
 RECIPES = sorted(

@@ -52,6 +52,14 @@ def assign(
     Raises:
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
             reference, or an error in a user's `credit` (names file and line).
+
+    >>> def sample(outcome):
+    ...     turn = mafrt.Turn("solver", [1], [2, 3], [-0.1, -0.1], "eos", "7", turn=0, env_step=0, adapter_version=0)
+    ...     return mafrt.Episode(f"{outcome}", group="a problem", turns=[turn], outcome=outcome)
+    >>> episodes = [sample(1.0), sample(0.0)]
+    >>> metrics = mafrt.assign(episodes, "dr_grpo")
+    >>> [episode.turns[0].advantages for episode in episodes]
+    [[0.5, 0.5], [-0.5, -0.5]]
     """
     chosen, trajectories, about, spans_lost = _rows(episodes, rule, context, settings, penalise=True)
     observed = observed_returns(trajectories)

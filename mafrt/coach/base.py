@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """One turn to be judged, as text."""
+    """One turn to be judged, as text.
+
+    >>> mafrt.Case(agent="solver", said="so 7", role="You solve it.", saw="3 + 4?").said
+    'so 7'
+    """
 
     agent: str
     said: str
@@ -36,6 +40,13 @@ class Coach:
 
     A verdict is `Scored`, with a score in 0..10, or `Unscored`, with the reason why there is none. There is no number
     for a judgement that failed. A fault that no later case would escape raises a `CoachError`, and the run pauses.
+
+    >>> class Brief(mafrt.Coach):
+    ...     name = "brief"
+    ...     def judge(self, cases):
+    ...         return [mafrt.Scored(10 if len(case.said) < 80 else 3, "length") for case in cases]
+    >>> Brief().judge([mafrt.Case("solver", "so 7")])
+    [Scored(score=10, reason='length', spans=())]
     """
 
     name: str = ""
@@ -46,6 +57,9 @@ class Coach:
     """whether `judge` keeps deadlines of its own and raises nothing but CoachError"""
     interrupted: Callable[[], bool] = staticmethod(lambda: False)
     """whether to give up at once, by CoachInterruptedError; `begin` sets it"""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
 
     def load(self, base: SharedBase) -> None:
         """Called once, before an engine is made: load onto the base an adapter that judging needs."""

@@ -43,7 +43,11 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """Shape of one LoRA adapter: the update of a layer is `alpha / rank * B A`."""
+    """Shape of one LoRA adapter: the update of a layer is `alpha / rank * B A`.
+
+    >>> mafrt.LoraSpec(rank=16, alpha=32, targets=("q_proj", "v_proj")).rank
+    16
+    """
 
     rank: int = 8
     alpha: float = 16.0
@@ -66,7 +70,11 @@ class LoraSpec:
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """One agent. Fields that are None take the run's default."""
+    """One agent. Fields that are None take the run's default.
+
+    >>> mafrt.AgentSpec("solver", prompt="You solve it.", with_answer=True, lr=1e-4).adapter
+    'solver'
+    """
 
     name: str
     """The key `role` in team files."""

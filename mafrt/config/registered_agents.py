@@ -22,6 +22,12 @@ def register_agent(name: str) -> Callable[[F], F]:
 
     Raises:
         ConfigError: the name is taken or is no text, or the object cannot be called.
+
+    >>> @mafrt.register_agent("careful")
+    ... def careful():
+    ...     return {"prompt": "You check every step.", "temperature": 0.5}
+    >>> mafrt.Team.parse([{"role": "checker", "agent": "careful"}]).agent("checker").temperature
+    0.5
     """
 
     def register(make: F) -> F:

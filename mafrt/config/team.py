@@ -28,9 +28,11 @@ from typing import Any
 
 from mafrt.config.agent import ADAPTER_SETTINGS, LORA_SETTINGS, AgentSpec, LoraSpec
 from mafrt.config.registered_agents import registered_agent
+from mafrt.config.resolve import declared
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
+from mafrt.core.types import Message
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,12 @@ _CHAT_WRAPPER = re.compile(r"\s*<\|im_start\|>\s*system\s*[:\n]\s*(.*?)\s*(?:<\|
 
 @dataclass(frozen=True)
 class Team:
-    """The agents, in the order in which a workflow lets them speak."""
+    """The agents, in the order in which a workflow lets them speak.
+
+    >>> team = mafrt.Team((mafrt.AgentSpec("planner", prompt="You plan."), mafrt.AgentSpec("solver", with_answer=True)))
+    >>> team.names
+    ('planner', 'solver')
+    """
 
     agents: tuple[AgentSpec, ...]
 
@@ -121,6 +128,28 @@ class Team:
                 f"n_agents is {n_agents}, but the team has {len(self.agents)} ({', '.join(self.names)}); "
                 "change one of them, or leave n_agents out"
             )
+
+    def chat(
+        self, base: Any, said: str | list[Message], agent: str | None = None, *, seed: int = 0, **sampling: Any
+    ) -> dict[str, str]:
+        """Put a question to one agent, or let the whole team work on it.
+
+        Args:
+            base: holds the agents' adapters (`SharedBase`, or `SeveralBases` where one agent is asked).
+            said: the question, or a chat for one agent.
+            agent: who answers, with its role prompt; None: all speak in turn, each seeing what was said before, as in
+                training with the workflow `chain`.
+            seed: sampling follows from it.
+            sampling: fields of `SamplingParams`; they win over those of the team file.
+
+        Returns:
+            Agent -> what it said, in the order of speaking.
+
+        Raises:
+            ConfigError: an unknown agent or parameter, or an agent whose adapter the base does not hold.
+        """
+        answers: dict[str, str] = declared("mafrt.rollout.ask:chat")(self, base, said, agent, seed=seed, **sampling)
+        return answers
 
     @staticmethod
     def of(names: Sequence[str]) -> Team:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from mafrt.config.agent import SCOPES, LoraSpec
 from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
 from mafrt.config.schema import above, at_least, check_choice, check_fields, describe
+from mafrt.config.setting_synonyms import synonym
 from mafrt.core.errors import ConfigError
 
 
@@ -327,7 +328,19 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All settings of a runner. `TrainConfig.of(iterations=200, lr=1e-4)` sorts flat names in."""
+    """All settings of a runner, in groups; `of` sorts the names of flags in.
+
+    >>> config = mafrt.TrainConfig.of(algorithm="grpo", n_samples=4, lr=1e-4)
+    >>> config.play.n_samples, config.learn.lr, config.algorithm.name
+    (4, 0.0001, 'grpo')
+    >>> config == mafrt.TrainConfig(play=mafrt.PlayConfig(n_samples=4), learn=mafrt.LearnConfig(lr=1e-4),
+    ...                             algorithm=mafrt.make_algorithm("grpo"))
+    True
+    >>> mafrt.TrainConfig.of(learning_rate=1e-4)  # names of other libraries are answered with ours
+    Traceback (most recent call last):
+        ...
+    mafrt.core.errors.ConfigError: There is no setting 'learning_rate'; here it is 'lr'.
+    """
 
     play: PlayConfig = field(default_factory=PlayConfig)
     algorithm: AlgorithmSettings = field(default_factory=make_algorithm)
@@ -357,6 +370,13 @@ class TrainConfig:
                 parts[owner[name]][name] = value
             else:
                 own[name] = value
+        for name in own:
+            meant = synonym(name, owner)
+            if meant is not None and name not in AlgorithmSettings.flags():
+                advice = (
+                    meant.advice if meant.flag is None else meant.advice.replace(f"--{meant.flag}", repr(meant.flag))
+                )
+                raise ConfigError(f"There is no setting {name!r}; {advice}")
         return cls(
             algorithm=make_algorithm(algorithm, own, others=owner),
             **{part: kind(**parts[part]) for part, kind in sections().items()},

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 
 class MafrtError(Exception):
-    """Base of every error that a user can cause or fix. Scripts print it as one sentence and exit with 2."""
+    """Base of every error that a user can cause or fix. Scripts print it as one sentence and exit with 2.
+
+    >>> try:
+    ...     mafrt.TrainConfig.of(n_sample=4)
+    ... except mafrt.MafrtError as error:
+    ...     print(error)
+    There is no setting 'n_sample'; did you mean 'n_samples'?
+    """
 
 
 class ConfigError(MafrtError, ValueError):

@@ -21,7 +21,11 @@ Stop: TypeAlias = Literal["eos", "length", "stop"]
 
 @dataclass(frozen=True)
 class Scored:
-    """A judgement that was made: `score` in 0..10, `reason` in words, `spans` as (quoted text, score in 0..10)."""
+    """A judgement that was made: `score` in 0..10, `reason` in words, `spans` as (quoted text, score in 0..10).
+
+    >>> mafrt.Scored(7, "The sum is right, the unit is missing.", spans=(("3 + 4 = 7", 10), ("7 miles", 2))).score
+    7
+    """
 
     score: float
     reason: str = ""
@@ -30,7 +34,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Unscored:
-    """A failed judgement and its reason. It is never turned into a number."""
+    """A failed judgement and its reason. It is never turned into a number.
+
+    >>> mafrt.Unscored("the judge gave no score").why
+    'the judge gave no score'
+    """
 
     why: str
 
@@ -43,6 +51,9 @@ class Evidence:
     """Facts of the environment about one turn: `env.step` gives it as `info["evidence"] = {agent: Evidence}`.
 
     It depends on seed and actions alone (no clock times, no paths): it is written to `episodes.jsonl`.
+
+    >>> mafrt.Evidence(rules=mafrt.Scored(10, "legal"), facts={"status": "won"}).rules.score
+    10
     """
 
     tool_output: str | None = None
@@ -79,6 +90,10 @@ class Turn:
     """One generation by one agent.
 
     All lists of floats have one entry per token of `action_ids`.
+
+    >>> turn = mafrt.Turn("solver", [1, 2], [3, 4], [-0.1, -0.7], "eos", "so 7", turn=0, env_step=0, adapter_version=0)
+    >>> turn.advantages is None, turn.reward is None  # later stages fill them
+    (True, True)
     """
 
     agent: str
@@ -147,7 +162,11 @@ class Start:
 
 @dataclass
 class Episode:
-    """One play of one task by the whole team."""
+    """One play of one task by the whole team.
+
+    >>> mafrt.Episode("17-0", group="problem 17", outcome=1.0).turns
+    []
+    """
 
     id: str
     group: str
@@ -183,7 +202,11 @@ class Sampled(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Return value of `Env.step`, in Gymnasium's order. Dicts are keyed by agent name."""
+    """Return value of `Env.step`, in Gymnasium's order. Dicts are keyed by agent name.
+
+    >>> mafrt.StepResult({"solver": "Try again."}, {"solver": 0.0}, terminated=False, truncated=False, info={}).rewards
+    {'solver': 0.0}
+    """
 
     observations: Mapping[str, Observation]
     rewards: Mapping[str, float]
@@ -194,7 +217,11 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request. `temperature=0` is greedy; `top_p=1` and `top_k=0` switch those off."""
+    """Sampling parameters of one request. `temperature=0` is greedy; `top_p=1` and `top_k=0` switch those off.
+
+    >>> mafrt.SamplingParams(max_new_tokens=64, temperature=0.7, stop=("\\n\\n",)).truncated
+    False
+    """
 
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -212,7 +239,11 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One generation to make. `adapter=None` asks the bare base."""
+    """One generation to make. `adapter=None` asks the bare base.
+
+    >>> mafrt.Request([1, 2, 3], adapter="solver", sampling=mafrt.SamplingParams(), seed=0).adapter
+    'solver'
+    """
 
     prompt_ids: Sequence[int]
     adapter: str | None
@@ -222,7 +253,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """Result of a `Request`: ids, log-probabilities under the sampling distribution, and the reason it ended."""
+    """Result of a `Request`: ids, log-probabilities under the sampling distribution, and the reason it ended.
+
+    >>> mafrt.Completion([5, 2], [-0.2, -0.01], "eos", "seven", adapter_version=3).stop
+    'eos'
+    """
 
     ids: list[int]
     logprobs: list[float]

@@ -21,6 +21,12 @@ class ScriptedEngine:
 
     `requests` holds every request seen, for tests to look at. Log-probabilities are 0.0 and the version is 0, since
     no model is involved. An answer longer than `max_new_tokens` is cut there, as a model's would be.
+
+    >>> tokenizer = mafrt.SharedBase.load("teaching-base").tokenizer
+    >>> engine = mafrt.ScriptedEngine({"solver": ["so 7", "so 8"]}, tokenizer)
+    >>> request = mafrt.Request([1], "solver", mafrt.SamplingParams(), seed=0)
+    >>> [made.text for made in engine.generate([request, request])]
+    ['so 7', 'so 8']
     """
 
     def __init__(self, answers: Mapping[str, Sequence[str]] | Callable[[Request], str], tokenizer: Any) -> None:
@@ -28,6 +34,10 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.requests: list[Request] = []
         self._next: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.answers) if isinstance(self.answers, Mapping) else "a function"
+        return f"<ScriptedEngine: {names}>"
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request. Raises ConfigError for an adapter that has no answers."""

@@ -26,6 +26,18 @@ class Env:
     """Base class of environments. A subclass defines `agents`, `reset`, `step` and, as a rule, `transition`.
 
     `super().__init__()` need not be called.
+
+    >>> class Coin(mafrt.Env):
+    ...     agents = ("guesser",)
+    ...     def reset(self, *, seed=None, options=None):
+    ...         self.side = self.rng.choice(["heads", "tails"])
+    ...         return {"guesser": "Heads or tails?"}, {}
+    ...     def step(self, actions):
+    ...         right = float(self.side in actions["guesser"])
+    ...         return mafrt.StepResult({}, {"guesser": right}, True, False, {"outcome": right})
+    >>> mafrt.check_env(Coin())
+    >>> Coin()
+    <Coin: guesser>
     """
 
     agents: tuple[str, ...] = ()
@@ -71,6 +83,9 @@ class Env:
         env._init_args = (args, kwargs)
         env.rng, env.step_count = random.Random(), 0
         return env
+
+    def __repr__(self) -> str:
+        return f"<{self.class_name}: {', '.join(self.agents)}>"
 
     @property
     def unwrapped(self) -> Env:

@@ -50,6 +50,8 @@ def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     """Play `env` with scripted agents; raise one EnvError that lists every breach of the contract.
 
     In this process: one that hangs, hangs here. `mafrt check_env` plays in a worker process, with a deadline.
+
+    >>> mafrt.check_env(mafrt.make_env("tic_tac_toe"))  # nothing to complain about
     """
     raise_problems(env, problems_of(env, seeds=seeds))
 

@@ -53,6 +53,12 @@ def register_env(name: str, factory: Callable[..., Env]) -> None:
     """Make `factory` (a class or a function that returns an Env) available as `make_env(name)`.
 
     Registering the same factory again changes nothing; another one under a name that is taken is an EnvError.
+
+    >>> class Endless(mafrt.Env):
+    ...     agents = ("walker",)
+    >>> mafrt.register_env("endless", Endless)
+    >>> mafrt.make_env("endless").agents
+    ('walker',)
     """
     if not callable(factory):
         raise EnvError(f"the factory of environment {name!r} must be a class or function, found {factory!r}")
@@ -72,6 +78,9 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
 
     A module is looked up in the current directory as well. EnvError names the missing part: the name, the module, the
     class, or the setting that the constructor does not take.
+
+    >>> mafrt.make_env("sudoku", empty=3)
+    <Session of <Sudoku: chooser, filler>>
     """
     if name_or_path.startswith(REMOTE):
         return _remote(name_or_path, kwargs)

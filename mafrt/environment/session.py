@@ -44,6 +44,13 @@ class Session(Env):
     Args:
         env: the user's environment; each session has one of its own.
         watch: called with the method's name before each call of the user's `reset` and `step`.
+
+    >>> session = mafrt.Session(mafrt.make_env("tic_tac_toe"))
+    >>> seen, info = session.reset(seed=1)
+    >>> list(seen), session.done
+    (['x'], False)
+    >>> session.fork().step({"x": "nonsense"}).terminated, session.done
+    (True, False)
     """
 
     asks_how_sampled: bool
@@ -73,6 +80,9 @@ class Session(Env):
             object.__setattr__(self, name, value)
         else:
             setattr(self._env, name, value)
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._env!r}>"
 
     @property
     def unwrapped(self) -> Env:

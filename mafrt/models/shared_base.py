@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mafrt.config.resolve import declared
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.types import Message
 from mafrt.models import family_checks, logprobs
 from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting
@@ -38,6 +41,13 @@ class SharedBase(AdaptedModel):
     scaled or capped (`logprobs.LogitForm`). It is put in eval mode and frozen; its linear layers are wrapped where
     an adapter targets them, and behave as before when called without a routing (`base.model(...)` is always the
     bare base). `goes_to` is the device on which it will compute, where its weights are not there yet (`shard`).
+
+    >>> base = mafrt.SharedBase.load("teaching-base")
+    >>> base.add_adapter("solver", mafrt.LoraSpec(rank=4), seed=0)
+    >>> base
+    <SharedBase teaching_base: Qwen3ForCausalLM, 0.9M parameters, adapters: solver>
+    >>> len(base.generate(["3 + 4 =", "5 - 2 ="], adapter="solver", max_new_tokens=2))
+    2
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class SharedBase(AdaptedModel):
         self._cache_name = family_checks.cache_name(self.inner.forward)
         self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
+        self._engine: Any = None
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
         self.compute.adopt(self)
@@ -103,6 +114,47 @@ class SharedBase(AdaptedModel):
                 *(name_or_path, attn_implementation),
             )
         return base
+
+    def __repr__(self) -> str:
+        held = ", ".join(self.records) or "none"
+        size = sum(weight.numel() for weight in self.model.parameters() if not weight.requires_grad) / 1e6
+        name, kind = Path(self.name).name, type(self.model).__name__
+        return f"<SharedBase {name}: {kind}, {size:.1f}M parameters, adapters: {held}>"
+
+    @property
+    def engine(self) -> Any:
+        """The engine of `generate`: a `LocalEngine`, laid out at first use. It notices when weights have changed."""
+        if self._engine is None:
+            self._engine = declared("mafrt.engines.local.engine:LocalEngine")(self)
+        return self._engine
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Message] | Sequence[Sequence[Message]],
+        adapter: str | None = None,
+        *,
+        system: str = "",
+        seed: int = 0,
+        **sampling: Any,
+    ) -> Any:
+        """Answer one prompt or several, in one batch, to look at what an adapter says.
+
+        Args:
+            prompts: a text, which is a message of the user's, or a list of chat messages; or a list of either.
+            adapter: who answers; None: the bare base.
+            system: role prompt, where a chat has none of its own.
+            seed: sampling follows from it.
+            sampling: fields of `SamplingParams`, such as `max_new_tokens=64, temperature=0`.
+
+        Returns:
+            The answer to one prompt as a text; the answers to a list of prompts as a list.
+
+        Raises:
+            ConfigError: an unknown adapter or sampling parameter.
+            PromptTooLongError: a prompt leaves no room for a token in the context window.
+        """
+        generate = declared("mafrt.rollout.ask:generate")
+        return generate(self, prompts, adapter, system=system, seed=seed, **sampling)
 
     def shard(self, make: Callable[[], Sharding]) -> None:
         """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""

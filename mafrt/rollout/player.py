@@ -222,7 +222,17 @@ class Rollout:
 
 @dataclass(eq=False, repr=False)
 class Player:
-    """Plays episodes of one team on one engine."""
+    """Plays episodes of one team on one engine.
+
+    >>> env, base = mafrt.make_env("tic_tac_toe"), mafrt.SharedBase.load("teaching-base")
+    >>> team, sampling = mafrt.Team.of(env.agents), dict.fromkeys(env.agents, mafrt.SamplingParams(max_new_tokens=4))
+    >>> engine = mafrt.ScriptedEngine({"x": ["a1"], "o": ["b2"]}, base.tokenizer)
+    >>> player = mafrt.Player(engine, base.tokenizer, team, sampling, base.context_window)
+    >>> starts = iter([mafrt.Start("e", "a task", reset_seed=0, seed=0)])
+    >>> episodes, stats = player.play([env], lambda slot, finished: next(starts, None))
+    >>> len(episodes), player
+    (1, <Player of x, o on <ScriptedEngine: x, o>>)
+    """
 
     engine: Engine
     """samples the turns"""
@@ -255,6 +265,9 @@ class Player:
             name: self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(voice.tokenizer))
             for name, voice in self.voices.items()
         }
+
+    def __repr__(self) -> str:
+        return f"<Player of {', '.join(self.team.names)} on {self.engine!r}>"
 
     def with_adapters(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""

@@ -55,6 +55,10 @@ class Critic:
         central: the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
         agents: agents whose turns it reads; None: all.
         tokenizers: agent -> the tokenizer of its prompts, where it is not that of `base`.
+
+    >>> base = mafrt.SharedBase.load("teaching-base")
+    >>> mafrt.Critic.for_rule(base, mafrt.LearnConfig(), mafrt.make_algorithm("ppo"), ["solver"], seed=0)
+    <Critic on teaching_base: a value per token, learning rate 0.0005>
     """
 
     def __init__(
@@ -83,6 +87,10 @@ class Critic:
             torch.manual_seed(seed)
             self.head = ValueHead(base.hidden_size, self.settings.critic_hidden_size).to(base.device)
         self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, learn)
+
+    def __repr__(self) -> str:
+        what = "token" if self.level == "token" else "turn"
+        return f"<Critic on {Path(self.base.name).name}: a value per {what}, learning rate {self.settings.critic_lr}>"
 
     @classmethod
     def for_rule(

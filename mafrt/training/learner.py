@@ -80,6 +80,16 @@ class Learner:
         loss: loss of a micro-batch; default: the clipped policy loss of `objective`.
         lr_schedule: factor on the learning rates in an iteration.
         entropy_schedule: factor on the weight of the entropy bonus in an iteration.
+
+    >>> base, team = mafrt.SharedBase.load("teaching-base"), mafrt.Team.of(["solver"])
+    >>> base.add_adapter("solver", mafrt.LoraSpec(), seed=0)
+    >>> objective = mafrt.Objective(mafrt.make_algorithm("grpo"))
+    >>> learner = mafrt.Learner(base, team, mafrt.LearnConfig(lr=1e-3, ppo_epoch=1), objective, seed=0)
+    >>> turn = mafrt.Turn("solver", [1], [2, 3], [-0.1, -0.1], "eos", "7", turn=0, env_step=0, adapter_version=0)
+    >>> turn.advantages = [1.0, 1.0]  # `assign` does that
+    >>> metrics = learner.update([turn], ["solver"], iteration=0)
+    >>> learner, base.versions
+    (<Learner of solver: learning rate 0.001>, {'solver': 1})
     """
 
     def __init__(
@@ -112,6 +122,10 @@ class Learner:
         self.micro_batch_tokens = learn.micro_batch_tokens
         self.slowdown = 1.0
         """factor on all learning rates, lowered after a collapse of the held-out score"""
+
+    def __repr__(self) -> str:
+        rates = ", ".join(dict.fromkeys(str(rate) for rate in self.rates.values()))
+        return f"<Learner of {', '.join(self.rates)}: learning rate {rates}>"
 
     @torch.no_grad()
     def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:

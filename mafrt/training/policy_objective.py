@@ -161,7 +161,11 @@ class LossDenominators:
 
 @dataclass(frozen=True)
 class Objective:
-    """The policy loss of an algorithm in a run."""
+    """The policy loss of an algorithm in a run.
+
+    >>> mafrt.Objective(mafrt.make_algorithm("grpo", {"clip_high": 0.28})).of("any adapter").clip_high
+    0.28
+    """
 
     settings: Algorithm = field(default_factory=Algorithm)
     """level, clips, KL, entropy, and the loss itself (`Algorithm.policy_loss`)"""

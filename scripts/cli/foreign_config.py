@@ -3,8 +3,8 @@
 Those of verl (Dr. MAS, MAVERL) are not read, but answered.
 
 A key is read by a rule of its own (`RULES`), else as the setting of that name here, else as the one that
-`flag_synonyms` gives for it where values mean the same. A key that has no such meaning is left out with a sentence, and
-an unknown one is an error.
+`setting_synonyms` gives for it where values mean the same. A key that has no such meaning is left out with a sentence,
+and an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
+from mafrt.config.setting_synonyms import SYNONYMS, synonym
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings
 from mafrt.scripts.cli.unknown_flags import advice, advice_on_path
 

@@ -18,10 +18,10 @@ from mafrt.runners.offline import dataset as reading
 from mafrt.runners.offline.dataset import RecordPasses, read_answers
 from mafrt.runners.offline.next_states import next_states
 from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, recorded_turns
+from mafrt.runners.progress import Terminal, offline_words
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
-from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
 from mafrt.scripts.cli.train import INTERRUPTED, NOT_REPEATED, SHAPE, choose_run_dir, go_on, interrupted, is_same

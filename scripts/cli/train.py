@@ -27,11 +27,11 @@ from mafrt.runners.judge import prepare_coach
 from mafrt.runners.loop import check_length
 from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
-from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import command_of, flags_needed
 from mafrt.scripts.cli.settings import train_config
 from mafrt.storage import report

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from mafrt.config.schema import unknown
+from mafrt.config.setting_synonyms import SYNONYMS, synonym
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.types import Episode
-from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
 from mafrt.envs.math.tasks import Task
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.ask import one_episode
+from mafrt.rollout.player import Player
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
-    from mafrt.rollout.player import Start
 
 
 def workflow_of(run: Path) -> MathEnv | None:
@@ -36,10 +35,4 @@ def play_problem(team: TrainedTeam, env: MathEnv, problem: str, seed: int) -> Ep
     main = team.base.main
     shared = (team.queue, main.tokenizer, team.team, team.sampling, main.context_window, team.reasoning)
     player = Player(*shared, voices=team.voices)
-    starts = iter([Start("asked", "asked", reset_seed=seed, seed=seed, task=0)])
-
-    def next_start(_slot: int, _finished: Episode | None) -> Start | None:
-        return next(starts, None)
-
-    episodes, _ = player.play([session_of(own)], next_start)
-    return episodes[0] if episodes and episodes[0].turns else None
+    return one_episode(player, own, seed)

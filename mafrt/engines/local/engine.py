@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -39,6 +40,13 @@ class LocalEngine:
         decoding: "auto" takes the form that is made for the device (`mafrt.models.compute`) where there is one that
             covers the model and agrees with it (checked at once), "lean" insists on it, and "expanded" takes the
             model's own forward pass. Families whose cache has a layout of its own keep it as they make it.
+
+    >>> base = mafrt.SharedBase.load("teaching-base")
+    >>> engine = mafrt.LocalEngine(base)
+    >>> ids = base.tokenizer.encode("3 + 4 =")
+    >>> [made] = engine.generate([mafrt.Request(ids, None, mafrt.SamplingParams(max_new_tokens=3), seed=0)])
+    >>> len(made.ids) == len(made.logprobs) <= 3
+    True
     """
 
     def __init__(
@@ -62,6 +70,9 @@ class LocalEngine:
         self._model = DecodeModel(base) if decoding == "expanded" or base.sharded else self._made()
         if self._model.name == DecodeModel.name and not base.sharded:
             self.transcripts = way_of(base)
+
+    def __repr__(self) -> str:
+        return f"<LocalEngine on {Path(self.base.name).name}: {self.decoding}, at most {self.max_batch_rows} rows>"
 
     @property
     def decoding(self) -> str:

@@ -1,13 +1,15 @@
-"""Progress of a run in the terminal: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a bar on a terminal or in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mafrt.core.progress import reporting
 from mafrt.storage.report import duration
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ class Terminal:
     def __init__(self, iterations: int | None = None, words: Words | None = None, stream: TextIO | None = None) -> None:
         self.iterations, self.words = iterations, words or on_policy_words
         self.stream = sys.stdout if stream is None else stream
-        self._terminal = (sys.stderr if stream is None else stream).isatty()
+        # A notebook is no terminal and draws bars all the same.
+        self._terminal = (sys.stderr if stream is None else stream).isatty() or (stream is None and in_notebook())
         self._bar: Any = None
         self._shown_at = time.monotonic()
         self._done, self._seconds, self._counted = 0, 0.0, 0
@@ -113,7 +116,28 @@ class Terminal:
 
     def _line(self, text: str) -> None:
         self._shown_at = time.monotonic()
-        print(text, file=self.stream, flush=True)
+        self.stream.write(f"{text}\n")
+        self.stream.flush()
+
+
+@contextmanager
+def shown(iterations: int, wanted: bool | None) -> Iterator[Callable[[Progress], None] | None]:
+    """Within it, progress is shown if `wanted`, and where that is None in a notebook; yields what to call."""
+    if not (in_notebook() if wanted is None else wanted):
+        yield None
+        return
+    terminal = Terminal(iterations)
+    try:
+        with reporting(terminal.stage):
+            yield terminal.iteration
+    finally:
+        terminal.close()
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 def _columns() -> int:
