@@ -23,6 +23,7 @@ FLAGS = sorted({code for code in TYPED if code.startswith("--")})
 TRAINED = ("train", "train_math", "train_code", "train_search")
 ELSEWHERE = (
     "runs/",
+    "openenv:",
     "verifiers:",
     "--config",
     "MyGame",

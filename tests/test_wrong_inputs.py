@@ -280,6 +280,8 @@ serve_tinker --slots 1                                          | at least 2
 serve_tinker --output empty.jsonl                               | cannot be written to
 train --env verifiers:x --env_python no/such                    | is no program that can be run
 train --env resoning_gym:x                                      | did you mean 'reasoning_gym:x'
+train --env openenv:localhost:8000                              | expected http://HOST:PORT
+train --env openenv:http://127.0.0.1:1                          | cannot be reached
 serve_retriever                                                 | --corpus_path
 serve_retriever empty.jsonl --port 0 | is empty
 serve_retriever nofields.jsonl --port 0 | no passage found

@@ -20,8 +20,8 @@ from mafrt.environment.session import Session, session_of
 REMOTE = "grpc://"
 """Scheme of environments that are played on servers (`mafrt.environment.remote`)."""
 
-PACKAGES = frozenset({"reasoning_gym", "textarena", "verifiers"})
-"""Environments that hold those of another package, named as PACKAGE:NAME."""
+PACKAGES = frozenset({"openenv", "reasoning_gym", "textarena", "verifiers"})
+"""Environments that hold those of another project, named as PACKAGE:NAME."""
 
 ENVIRONMENTS = Registry(
     "environment",
@@ -36,6 +36,7 @@ ENVIRONMENTS = Registry(
         "program": "mafrt.envs.program:ProgramEnv",
         "reasoning_gym": "mafrt.envs.reasoning_gym:ReasoningGym",
         "textarena": "mafrt.envs.textarena:TextArena",
+        "openenv": "mafrt.envs.openenv:OpenEnv",
         "verifiers": "mafrt.envs.verifiers:VerifiersEnv",
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",

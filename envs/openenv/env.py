@@ -1,0 +1,315 @@
+"""`OpenEnv`: environments on servers of OpenEnv (`openenv` on PyPI), `--env openenv:URL`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from mafrt.config.schema import check_choice
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.types import Message, Observation, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.call_values import Unreadable, read_value
+from mafrt.environment.tool_calls import BadCall, find_call, tool_message
+from mafrt.envs.construction import SPLITS
+from mafrt.envs.openenv.servers import ActionError, LostError, Servers, Session, token_of
+
+T = TypeVar("T")
+
+FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
+"""Seed of a split's first episode."""
+MOST_LOST = 20
+"""Times that an episode is played again for one call."""
+_HIDDEN = ("done", "reward", "metadata")
+_TOOLS = {"type": "list_tools"}
+
+
+class OpenEnv(Env):
+    """An environment on servers of OpenEnv.
+
+    Its actions are read from the server's own schema. With one field of text (`message`, `code`, ...) an agent's words
+    are the action; with one field of another type, or several, it answers with a JSON object of these fields; tools of
+    an MCP environment are called as in every other environment. A wrong form is answered with what is expected, and
+    takes a turn. An agent sees the chat of its own turns. The reward of a step goes to the agent that acted. An episode
+    is a function of seed and actions: one whose server is lost is played again on another, and compared.
+    """
+
+    blocking = True  # steps wait for a server: environments played side by side are stepped in threads
+    bounded = True  # every call has a deadline
+    held_out = MappingProxyType({"split": "test"})
+
+    def __init__(
+        self,
+        name: str,
+        agents: tuple[str, ...] | str = ("agent",),
+        turn_field: str | None = None,
+        show: tuple[str, ...] | str = (),
+        reset: Mapping[str, Any] | None = None,
+        size: int = 1000,
+        held_out_size: int = 200,
+        split: str = "train",
+        max_turns: int = 32,
+        timeout_s: float = 60.0,
+        token_env: str | None = None,
+    ) -> None:
+        """Ask the servers what they serve.
+
+        Args:
+            name: `http://HOST:PORT`, or several addresses with `+` between them, of the same environment.
+            agents: names of the agents; several need `turn_field`.
+            turn_field: field of an observation with the number, from 0, of the agent that acts next.
+            show: fields of an observation that are shown, in this order; default: all but reward, done and metadata.
+            reset: further arguments of the environment's `reset`.
+            size: episodes of the training split, each with a seed of its own.
+            held_out_size: episodes of `validation`, and of `test`.
+            split: `train`, `validation` or `test`: seeds that share nothing.
+            max_turns: turns after which an episode is cut.
+            timeout_s: deadline of a reset or a step, in seconds.
+            token_env: environment variable that holds a bearer token for the servers.
+
+        Raises:
+            ConfigError: a setting that is none.
+            EnvError: no server of OpenEnv, or several environments.
+        """
+        check_choice("split", split, SPLITS)
+        for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
+            if type(value) is not int or not 1 <= value <= 10**6:
+                raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
+        if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= 3600:
+            raise ConfigError(f"timeout_s is {timeout_s!r}; expected seconds from 0 to 3600.")
+        self.agents = (agents,) if isinstance(agents, str) else tuple(agents)
+        self.turn_field, self.show = turn_field, (show,) if isinstance(show, str) else tuple(show)
+        if (len(self.agents) > 1) != (turn_field is not None):
+            raise ConfigError("several agents need turn_field, the field of an observation that says who acts next")
+        self.arguments, self.split, self.max_steps = dict(reset or {}), split, max_turns
+        self.num_tasks = size if split == "train" else held_out_size
+        self._servers = Servers([part.strip() for part in name.split("+")], token_of(token_env), float(timeout_s))
+        schemas = self._servers.describe()
+        self._fields, self._required = _fields_of(schemas["action"])
+        self.calls_tools = set(self._fields) >= {"tool_name", "arguments"} or not self._fields
+        self._begin()
+
+    def _begin(self) -> None:
+        """No session and no episode yet."""
+        self._sessions: list[Session] = []  # at most one; a list, so that the finaliser sees the last one
+        self._start: dict[str, Any] | None = None
+        self._first: Any = None
+        self._steps: list[tuple[dict[str, Any], Any]] = []
+        self._tools: list[Any] = []
+        self._chats: dict[str, list[Message]] = {}
+        self._refused = 0
+        weakref.finalize(self, _leave, self._sessions)
+
+    def spawn(self) -> OpenEnv:
+        twin = copy.copy(self)
+        twin.rng, twin.step_count = random.Random(), 0
+        twin._begin()
+        return twin
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        assert self.num_tasks is not None
+        chosen = (options or {}).get("task")
+        own = FIRST[self.split] + (self.rng.randrange(self.num_tasks) if chosen is None else chosen)
+        self._start, self._first, self._steps = {**self.arguments, "seed": own}, None, []
+        self._chats, self._refused = {}, 0
+        try:
+            reply = self._persist(lambda session: session.ask("reset", self._start or {}))
+            self._first = reply
+            if self.calls_tools and not self._tools:
+                listed = self._persist(lambda session: session.ask("step", _TOOLS))
+                self._tools = _schemas_of(listed["observation"].get("tools"))
+                self._steps.append((_TOOLS, listed))
+        except ActionError as error:
+            raise EnvError(f"the environment does not begin with {self._start}: {error}") from None
+        if reply.get("done"):
+            raise EnvError("the environment was over before its first turn")
+        return self._shown(reply), {"task": str(own)}  # the seed: the environment names its tasks by nothing else
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        ((agent, text),) = actions.items()
+        self._chats[agent].append({"role": "assistant", "content": text})
+        action = self._action(text)
+        if isinstance(action, str):
+            return self._refuse(agent, action)
+        try:
+            reply = self._persist(lambda session: session.ask("step", action))
+        except ActionError as error:
+            return self._refuse(agent, f"The environment does not take this: {error}. {self._form()}")
+        self._steps.append((action, reply))
+        rewards = {} if reply.get("reward") is None else {agent: float(reply["reward"])}
+        info = {"measures": {"refused": float(self._refused)}}
+        if reply.get("done"):
+            return StepResult({}, rewards, True, False, info)
+        return StepResult(self._shown(reply), rewards, False, False, info)
+
+    def _refuse(self, agent: str, why: str) -> StepResult:
+        """The agent's own mistake costs it a turn; the environment knows nothing of it."""
+        self._refused += 1
+        seen = self._heard(agent, {"role": "user", "content": why})
+        return StepResult({agent: seen}, {}, False, False, {"measures": {"refused": float(self._refused)}})
+
+    def close(self) -> None:
+        _leave(self._sessions)
+
+    # ------------------------------------------------------------------------------------------------ words and fields
+
+    def _action(self, text: str) -> dict[str, Any] | str:
+        """The action of an agent's words, or what to answer where it has none."""
+        if self.calls_tools:
+            call = find_call(text)
+            if call is None:
+                return f"Nothing was called. {self._form()}"
+            if isinstance(call, BadCall):
+                return call.why
+            return {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+        if len(self._required) == 1 and self._fields[self._required[0]] == "string":
+            return {self._required[0]: text}
+        place = text.find("{")
+        if place < 0 and len(self._required) == 1:  # a number alone, where a number is wanted
+            try:
+                return {self._required[0]: json.loads(text.strip())}
+            except ValueError:
+                return f"No action was found. {self._form()}"
+        try:
+            value, _ = read_value(text, max(place, 0))
+        except Unreadable as error:
+            return f"No action was found ({error}). {self._form()}"
+        return value if isinstance(value, dict) else f"No action was found. {self._form()}"
+
+    def _form(self) -> str:
+        if self.calls_tools:
+            return "Call one of the tools."
+        fields = ", ".join(f'"{name}": {kind}' for name, kind in self._fields.items())
+        return f"Answer with {{{fields}}}."
+
+    def _heard(self, agent: str, message: Message) -> Observation:
+        """The agent's chat with one more message."""
+        chat = self._chats.setdefault(agent, [])
+        chat.append(message)
+        # The first message of role `tools` holds the schemas of what may be called.
+        tools: list[Message] = [{"role": "tools", "content": json.dumps(self._tools)}] if self.calls_tools else []
+        return [*tools, *chat]
+
+    def _shown(self, reply: dict[str, Any]) -> dict[str, Observation]:
+        fields = reply["observation"]
+        names = self.show or [name for name in fields if name not in _HIDDEN and name != self.turn_field]
+        missing = [name for name in names if name not in fields]
+        if missing and self.show:
+            raise EnvError(f"an observation has no field {missing[0]!r} to show; it has {', '.join(fields) or 'none'}")
+        shown = {name: fields[name] for name in names if fields[name] not in (None, "", [], {})}
+        agent = self._next(fields)
+        if self.calls_tools and "tool_name" in shown and self._chats.get(agent):
+            return {agent: self._heard(agent, tool_message(_text(_result(shown))))}
+        if len(shown) == 1:
+            text = _text(next(iter(shown.values())))
+        else:
+            text = "\n".join(f"{name}: {_text(value)}" for name, value in shown.items())
+        said = len(self._required) == 1 and self._fields.get(self._required[0]) == "string"
+        if not said and agent not in self._chats:
+            text = f"{text}\n\n{self._form()}".strip()
+        return {agent: self._heard(agent, {"role": "user", "content": text or "Begin."})}
+
+    def _next(self, fields: Mapping[str, Any]) -> str:
+        """The agent that acts next."""
+        if self.turn_field is None:
+            return self.agents[0]
+        number = fields.get(self.turn_field)
+        if type(number) is not int or not 0 <= number < len(self.agents):
+            raise EnvError(
+                f"the field {self.turn_field!r} of an observation is {number!r}; expected the number of one of "
+                f"{len(self.agents)} agents, from 0"
+            )
+        return self.agents[number]
+
+    # ------------------------------------------------------------------------------------------------------- servers
+
+    def _persist(self, call: Callable[[Session], T]) -> T:
+        """The result of a call on a server that answers; the episode so far is played again where it has to be."""
+        for _ in range(MOST_LOST):
+            try:
+                if not self._sessions:
+                    self._sessions.append(self._servers.open())
+                    self._again()
+                return call(self._sessions[0])
+            except LostError:
+                self.close()
+        raise EnvError(f"an episode lost its session {MOST_LOST} times in one call; the servers answer, but keep none")
+
+    def _again(self) -> None:
+        """Bring a new session to where the episode is."""
+        if self._first is None:
+            return
+        session = self._sessions[0]
+        same = _told(session.ask("reset", self._start or {})) == _told(self._first)
+        for action, shown in self._steps:
+            same = same and _told(session.ask("step", action)) == _told(shown)
+        if not same:
+            address = session.server.address
+            self.close()
+            raise EnvError(
+                f"an episode that lost its server went another way on {address} with the same seed and actions"
+            )
+
+
+def _told(reply: dict[str, Any]) -> Any:
+    """What an agent or the credit sees of a reply."""
+    seen = {name: value for name, value in reply["observation"].items() if name != "metadata"}
+    return seen, reply.get("reward"), bool(reply.get("done"))
+
+
+def _fields_of(schema: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Fields of an action with their JSON types, and those that must be given."""
+    given = schema.get("properties")
+    properties = given if isinstance(given, dict) else {}
+    fields: dict[str, str] = {}
+    for name, about in properties.items():
+        kind = about.get("type") if isinstance(about, dict) else None
+        if name != "metadata":
+            fields[str(name)] = kind if isinstance(kind, str) else "value"
+    needed = schema.get("required")
+    required = [name for name in fields if isinstance(needed, list) and name in needed]
+    return fields, required or (list(fields) if len(fields) == 1 else [])
+
+
+def _schemas_of(tools: Any) -> list[Any]:
+    """The tools of an MCP environment in the form in which agents are shown tools."""
+    listed = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if not listed or not all(isinstance(tool.get("name"), str) for tool in listed):
+        raise EnvError("the environment takes calls of tools and lists none")
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": str(tool.get("description") or ""),
+                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in listed
+    ]
+
+
+def _result(shown: Mapping[str, Any]) -> Any:
+    """Of a call: its error, else its result, without the layers that MCP puts around a value."""
+    error, result = shown.get("error"), shown.get("result")
+    if error:
+        return error.get("message", error) if isinstance(error, dict) else error
+    if isinstance(result, dict) and "data" in result:
+        return result["data"]
+    return result
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _leave(sessions: list[Session]) -> None:
+    while sessions:
+        sessions.pop().close()
