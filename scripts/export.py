@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from mafrt.models.load_bases import models_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.exporting.cards import Export, agent_card, team_card
+from mafrt.scripts.exporting.hub import check_login, push
 from mafrt.scripts.exporting.merged import check_mergeable, write_merged
 from mafrt.scripts.exporting.scores import last_scores
 from mafrt.scripts.reporting.run_data import read_run
@@ -26,7 +27,7 @@ from mafrt.storage.load_path import resolve_played
 from mafrt.storage.run_record import load_record
 
 if TYPE_CHECKING:
-    from mafrt.scripts.exporting.cards import Export
+    from mafrt.config.team import Team
     from mafrt.storage.load_path import LoadSource
 
 
@@ -42,6 +43,10 @@ class ExportSettings:
     """also write a whole model per adapter, with the adapter merged into the base"""
     overwrite: bool = False
     """replace an earlier export in that folder"""
+    push_to_hub: str | None = None
+    """also upload the export to this repository of the Hugging Face Hub, USER/NAME, which is private if it is new"""
+    public: bool = False
+    """with --push_to_hub: a new repository can be seen by all"""
 
 
 COMMAND = Command(
@@ -64,6 +69,10 @@ def export(argv: Sequence[str]) -> int:
         raise CheckpointError(f"{settings.load_path} holds no checkpoint of a run; give a run that made one.")
     target = Path(settings.output).expanduser() if settings.output else loaded.run / "export"
     check_target(target, settings.overwrite)
+    if settings.public and settings.push_to_hub is None:
+        raise ConfigError("--public says who sees the repository of --push_to_hub USER/NAME; name it, or leave it out.")
+    if settings.push_to_hub is not None:
+        check_login(settings.push_to_hub)
     facts = facts_of(loaded, target)
     if settings.merged:
         if facts.activated:
@@ -89,6 +98,8 @@ def export(argv: Sequence[str]) -> int:
     for score in facts.scores:
         print(f"{score.name} {score}")
     print(f"The team after iteration {facts.step} is in {target}. Serve it:\n{facts.serve}")
+    if settings.push_to_hub is not None:
+        print(f"Uploaded to {push(target, settings.push_to_hub, public=settings.public)}")
     return 0
 
 
@@ -123,19 +134,29 @@ def facts_of(loaded: LoadSource, target: Path) -> Export:
         if config.get("alora_invocation_tokens"):
             activated.append(name)
     bases = models_of(team, base)
+    if activated:  # vLLM reads adapters that act on all tokens
+        served = shlex.join(["mafrt", "serve_team", str(loaded.run), "--port", "8000"])
+        here = shlex.join(["mafrt", "serve_team", loaded.run.name, "--port", "8000"])
+    else:
+        served = _vllm_commands(team, bases, ranks, lambda base: str(base_folder(base) or base), str(target.resolve()))
+        here = _vllm_commands(team, bases, ranks, str, ".")
+    scores = last_scores(run, loaded.step)
+    return Export(run, team, bases, loaded.step, scores, ranks, served, activated, here)
+
+
+def _vllm_commands(
+    team: Team, bases: Mapping[str, str], ranks: Mapping[str, int], named: Callable[[str], str], folder: str
+) -> str:
+    """One server for each base, since a vLLM process serves one model; the adapters lie in `folder`."""
     commands = []
-    for number, name in enumerate(dict.fromkeys(bases.values())):
-        own = [adapter for adapter in team.adapters if bases[adapter] == name]
-        # One server for each base, since a vLLM process serves one model.
-        words = ["vllm", "serve", str(base_folder(name) or name), "--enable-lora", "--max-loras", str(len(own))]
+    for number, base in enumerate(dict.fromkeys(bases.values())):
+        own = [adapter for adapter in team.adapters if bases[adapter] == base]
+        words = ["vllm", "serve", named(base), "--enable-lora", "--max-loras", str(len(own))]
         words += ["--port", str(8000 + number)] if number else []
         words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in own))), "--lora-modules"]
-        words += [f"{agent.name}={target.resolve() / agent.adapter}" for agent in team.agents if agent.adapter in own]
+        words += [f"{agent.name}={folder}/{agent.adapter}" for agent in team.agents if agent.adapter in own]
         commands.append(shlex.join(words))
-    if activated:  # vLLM reads adapters that act on all tokens
-        commands = [shlex.join(["mafrt", "serve_team", str(loaded.run), "--port", "8000"])]
-    scores = last_scores(run, loaded.step)
-    return Export(run, team, bases, loaded.step, scores, ranks, "\n".join(commands), activated)
+    return "\n".join(commands)
 
 
 def write(target: Path, facts: Export, loaded: LoadSource) -> None:

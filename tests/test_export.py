@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import json
 import re
 import shutil
+import threading
 
 import pytest
 import torch
 import yaml
+from huggingface_hub import HfApi
 
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import collect, export, train_math
+from mafrt.scripts.exporting import hub as exported_hub
 from mafrt.scripts.exporting.scores import interval
 
 SHORT = [
@@ -64,15 +69,13 @@ def test_an_export_loads_in_peft_and_says_everything(run, tmp_path, capsys):
     with torch.no_grad():
         assert (model(ids).logits - before).abs().max() > 0  # it learnt something
     card = (target / "actor" / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: peft\n") and "You are the Actor." in card
+    assert card.startswith("---\nlibrary_name: peft\npipeline_tag: text-generation\n") and "You are the Actor." in card
     assert (target / "actor" / "role_prompt.txt").read_text().startswith("You are the Actor.")
     page = (target / "README.md").read_text()
-    assert (
-        command in page
-        and "algorithm: ppo" in page
-        and re.search(r"\| eval/greedy \| \d\.\d+ \(.* to .*\) \| 4 \| 1 \|", page)
-    )
-    assert str(run) not in page.replace(str(target), "")  # no folder of the machine but the one to serve from
+    here = command.replace(f"{target}/", "./").replace(str(TEACHING_BASE), "teaching-base")
+    assert here in page and "algorithm: ppo" in page
+    assert re.search(r"\| eval/greedy \| \d\.\d+ \(.* to .*\) \| 4 \| 1 \|", page)
+    assert str(target) not in page and str(run) not in page  # no folder of the machine
     assert "{%" in (target / "chat_template.jinja").read_text()
     assert json.loads((target / "team.json").read_text())[0]["role"] == "reasoner"
 
@@ -208,3 +211,126 @@ def test_trl_trains_on_a_collected_file(run, tmp_path, layout):
     before = trainer.evaluate(trainer.train_dataset)["eval_loss"]
     trainer.train()
     assert trainer.evaluate(trainer.train_dataset)["eval_loss"] < before
+
+
+# ------------------------------------------------------------------------------------------------------------ the hub
+
+
+class Hub:
+    """A stand-in for the Hugging Face Hub: who is logged in, repositories, and commits with their files."""
+
+    def __init__(self, token="hf_own", status=None):
+        self.token, self.status = token, status
+        self.repositories, self.files, self.asked = {}, {}, []
+        hub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def answer(self, body, status=200):
+                text = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def do_GET(self):
+                hub.asked.append(self.path)
+                if self.headers.get("Authorization") != f"Bearer {hub.token}":
+                    return self.answer({"error": "Invalid credentials"}, 401)
+                if hub.status is not None and "whoami" not in self.path:
+                    return self.answer({"error": "refused"}, hub.status)
+                if "whoami" in self.path:
+                    return self.answer({"name": "someone", "type": "user", "orgs": [], "auth": {}})
+                return self.answer({"error": "none"}, 404)
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                hub.asked.append(self.path)
+                if self.headers.get("Authorization") != f"Bearer {hub.token}":
+                    return self.answer({"error": "Invalid credentials"}, 401)
+                if hub.status is not None:
+                    return self.answer({"error": "refused"}, hub.status)
+                if self.path == "/api/repos/create":
+                    made = json.loads(body)
+                    hub.repositories[f"{made.get('organization', 'someone')}/{made['name']}"] = made
+                    return self.answer({"url": f"http://{self.headers['Host']}/someone/{made['name']}"})
+                if "/preupload/" in self.path:
+                    files = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                             for f in json.loads(body)["files"]]  # fmt: skip
+                    return self.answer({"files": files})
+                if "/commit/" in self.path:
+                    for line in body.decode().splitlines():
+                        if (said := json.loads(line))["key"] == "file":
+                            hub.files[said["value"]["path"]] = base64.b64decode(said["value"]["content"])
+                    return self.answer(
+                        {
+                            "commitUrl": f"http://{self.headers['Host']}/someone/x/commit/{'0' * 40}",
+                            "commitOid": "0" * 40,
+                            "success": True,
+                        }
+                    )
+                return self.answer({"valid": True})
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    made = []
+
+    def start(**given):
+        hub = Hub(**given)
+        made.append(hub)
+        address = f"http://127.0.0.1:{hub.server.server_address[1]}"
+        monkeypatch.setattr(exported_hub, "_api", lambda: HfApi(endpoint=address, token="hf_own"))
+        return hub
+
+    yield start
+    for hub in made:
+        hub.server.shutdown()
+
+
+def test_an_export_is_uploaded_as_it_lies_on_disk(run, tmp_path, hub, capsys):
+    place, target = hub(), tmp_path / "team"
+    assert export.main([str(run), "--output", str(target), "--push_to_hub", "someone/my-team"]) == 0
+    made = place.repositories["someone/my-team"]
+    assert made.get("private") is True or made.get("visibility") == "private"
+    there = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert place.files == there and "actor/adapter_model.safetensors" in there
+    card = there["README.md"].decode()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["pipeline_tag"] == "text-generation" and {"mafrt", "multi-agent"} <= set(header["tags"])
+    assert "actor=./actor" in card and str(tmp_path) not in card
+    assert "Uploaded to " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        (["--push_to_hub", "my team"], {}, "USER/NAME"),
+        (["--push_to_hub", "my-team"], {}, "USER/NAME"),
+        (["--push_to_hub", "a/b/c"], {}, "USER/NAME"),
+        (["--push_to_hub", "../x"], {}, "USER/NAME"),
+        (["--public"], {}, "--push_to_hub"),
+        (["--push_to_hub", "someone/x"], {"token": "another"}, "HF_TOKEN"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_told_before_anything_is_written(run, tmp_path, hub, capsys, words, given, said):
+    hub(**given)
+    target = tmp_path / "team"
+    assert export.main([str(run), "--output", str(target), *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told and "hf_own" not in told and not target.exists()
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_hub_that_refuses_leaves_the_export(run, tmp_path, hub, capsys, status):
+    hub(status=status)
+    target = tmp_path / "team"
+    assert export.main([str(run), "--output", str(target), "--push_to_hub", "someone/x"]) == 2
+    told = capsys.readouterr().err
+    assert str(status) in told and len(told.strip().splitlines()) == 1 and (target / "actor").is_dir()

@@ -30,6 +30,8 @@ class Export:
     """commands that serve all adapters with vLLM, one for each base; or mafrt's own, for adapters of scope action"""
     activated: Sequence[str] = ()
     """adapters of scope action"""
+    here: str = ""
+    """the same commands as they are typed in the folder of the export"""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -62,7 +64,9 @@ def team_card(export: Export) -> str:
         *_training(export),
         "## Serve",
         "",
-        *_fence(export.serve, "bash"),
+        "In this folder:",
+        "",
+        *_fence(export.here or export.serve, "bash"),
         "",
         "Each agent is then a model of its name. Its role prompt, in `AGENT/role_prompt.txt`, is the system message.",
     ]
@@ -95,7 +99,8 @@ def _header(bases: Sequence[str], tags: Sequence[str]) -> list[str]:
     base = (
         [f"base_model: {ids[0]}"] if len(ids) == 1 else ["base_model:", *(f"- {name}" for name in ids)] if ids else []
     )
-    return ["---", "library_name: peft", *base, "tags:", *(f"- {tag}" for tag in ("mafrt", *tags)), "---", ""]
+    head = ["---", "library_name: peft", "pipeline_tag: text-generation"]
+    return [*head, *base, "tags:", *(f"- {tag}" for tag in ("mafrt", *tags)), "---", ""]
 
 
 def _scores(export: Export) -> list[str]:
