@@ -186,7 +186,7 @@ def check_opponents(env: Env, settings: Algorithm) -> None:
     if env.opponents and settings.adds_agents:
         raise ConfigError(
             f"algorithm {settings.name!r} adds up what several agents are paid, and in {env.class_name} they are paid "
-            "against each other, so that the sum tells nothing of a turn; take dr_mas, c3, ippo or reinforce_pp."
+            "against each other, so that the sum tells nothing of a turn; take rae, dr_mas, c3, ippo or reinforce_pp."
         )
 
 

@@ -168,7 +168,8 @@ class OnPolicy:
         self.engine = make_engine(base, config, window)
         level = rule.settings.level
         self.judge = None if coach is None else Judge(coach, config, team, base, self.engine, level, self._stopping)
-        context = replace(rule.context(), opponents=self.env.opponents, **(self.judge.credit if self.judge else {}))
+        judged = self.judge.credit if self.judge else {}
+        context = replace(rule.context(), opponents=self.env.opponents, memory=self.state.memory, **judged)
         sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
         feedback = None if self.judge is None else self.judge.feedback
         self.player = make_player(self.engine, base, team, config, rule, sampling, window, context, feedback)

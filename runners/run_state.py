@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,6 +87,8 @@ class RunState:
     """weight of the KL penalty that a target has steered to; None before the first iteration, or without a target"""
     data: DataStart = DataStart()
     """the tasks that are trained on, and where the run began with them"""
+    memory: dict[str, float] = field(default_factory=dict)
+    """what the rule remembers from batch to batch (`CreditContext.memory`)"""
 
 
 def digest(base: Bases, adapters: Iterable[str]) -> str:
@@ -173,6 +175,8 @@ def restore(
         critic.load_state(optimizers["critic"])
         state.iteration, state.drawn, state.tokens = stored["iteration"], stored["drawn"], stored["tokens"]
         state.before, state.kl_coef = stored["before"], stored["kl_coef"]
+        # In place, since the rule holds it; a checkpoint of a rule that remembers nothing may have none.
+        state.memory.update({name: float(value) for name, value in stored.get("memory", {}).items()})
         for name in ("iteration", "drawn", "tokens"):
             value = getattr(state, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

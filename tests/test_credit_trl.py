@@ -16,7 +16,8 @@ import torch
 from helpers_extras import need
 from helpers_losses import clipped_loss
 
-from mafrt.algorithms.losses import entropy_loss, kl_loss
+from mafrt.algorithms import algorithm
+from mafrt.algorithms.losses import PolicyTerms, entropy_loss, kl_loss
 
 need("trl")
 pytestmark = pytest.mark.slow
@@ -115,6 +116,12 @@ def flat(data: SimpleNamespace, **kwargs) -> tuple[torch.Tensor, dict[str, torch
     return clipped_loss(data.new[MASK], data.old[MASK], data.advantages[turn], turn=turn, **kwargs)
 
 
+def rule_loss(name: str, data: SimpleNamespace, denominator: float, **settings) -> torch.Tensor:
+    turn = torch.arange(ROWS).repeat_interleave(LENGTHS)
+    flat_turns = (data.new[MASK], data.old[MASK], data.advantages[turn], denominator)
+    return algorithm(name, **settings).policy_loss(PolicyTerms(*flat_turns, turn=turn, words=turn))[0]
+
+
 @pytest.fixture(scope="module")
 def grpo():
     from trl import GRPOTrainer
@@ -138,6 +145,22 @@ def grpo():
 def test_policy_loss_is_trl_s(grpo, seed, fields, kwargs):
     data = batch(seed)
     both(data, grpo, fields, lambda: flat(data, **kwargs)[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bound", [5.0, 1.1])
+def test_cispo_is_trl_s(grpo, seed, bound):
+    data = batch(seed)
+    fields = {"loss_type": "cispo", "epsilon_high": bound}
+    both(data, grpo, fields, lambda: rule_loss("cispo", data, TOKENS, clip_high=bound - 1.0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gspo_is_trl_s_with_the_paper_s_settings(grpo, seed):
+    data = batch(seed)
+    data.new = (data.old + 1e-3 * data.new).detach().requires_grad_()  # on both sides of a clip of .0003
+    fields = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
+    both(data, grpo, fields, lambda: rule_loss("gspo", data, ROWS))
 
 
 def test_kl_in_the_loss_is_trl_s(grpo):

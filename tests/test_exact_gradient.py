@@ -16,7 +16,7 @@ from mafrt.core.types import Episode, Turn
 
 PAGE = Path(__file__).parent.parent / "bench" / "results" / "algorithms.md"
 RULES = [name for name in ALGORITHMS if name not in ("gae", "spin")]  # the same as ppo; pairs and no advantages
-UNSCALED = ["rloo", "ppo", "marft", "mappo", "happo", "cory", "vdn", "qmix"]
+UNSCALED = ["rloo", "rae", "ppo", "marft", "mappo", "happo", "cory", "vdn", "qmix"]
 PAPERS = {
     ("maporl", None): "a mean over the rounds that are left",
     ("gigpo", "equal totals"): "gamma .95: pay counts less the later it comes",

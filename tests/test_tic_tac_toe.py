@@ -126,10 +126,10 @@ def test_a_league_that_cannot_be_is_refused(team, settings, why):
 def test_rules_that_add_up_what_opponents_are_paid_are_refused(name):
     settings = ALGORITHMS[name]
     check_opponents(TicTacToe(opponent="random"), settings)  # one outcome for both seats
-    if name in ("at_grpo", "c3", "dr_mas", "gdpo", "ippo", "reinforce_pp", "reinforce_pp_baseline", "spin"):
+    if name in ("at_grpo", "c3", "dr_mas", "gdpo", "ippo", "rae", "reinforce_pp", "reinforce_pp_baseline", "spin"):
         check_opponents(TicTacToe(), settings)
         return
-    with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents.*take dr_mas, c3, ippo"):
+    with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents.*take rae, dr_mas, c3, ippo"):
         check_opponents(TicTacToe(), settings)
 
 

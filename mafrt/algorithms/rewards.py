@@ -69,6 +69,9 @@ class CreditContext:
     opponents: bool | None = None
     """Whether agents are paid against each other (`Env.opponents`): pay of later turns then counts for their own
     agent only. None: inferred, if the pay of the agents adds up to 0 in every episode. The runner sets it."""
+    memory: dict[str, float] = field(default_factory=dict)
+    """What a rule remembers from batch to batch, by names of its own: `credit` reads and changes it, and the runner
+    keeps it in checkpoints."""
     joint: Joint | None = None
     """(row, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
 
@@ -89,6 +92,8 @@ class Row:
     """Position of the turn in its episode."""
     step: int = 0
     """Index of its environment step in the episode; turns spoken at the same time share it."""
+    game: str = ""
+    """The environment among those of a mixture (`info["set"]`); empty where there is one."""
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
     bare: float = 0.0
@@ -187,13 +192,14 @@ def reward_rows(
         spoken: dict[str, int] = {}
         # A step of the environment ends where `env_step` changes, or where an agent speaks again.
         step, at, in_step = -1, None, set[str]()
+        game = str(episode.info.get("set", ""))
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
         for position, turn in enumerate(episode.turns):
             if turn.env_step != at or turn.agent in in_step:
                 step, at, in_step = step + 1, turn.env_step, set()
             in_step.add(turn.agent)
-            row = Row(turn, index, episode.group, position, step)
+            row = Row(turn, index, episode.group, position, step, game)
             row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1

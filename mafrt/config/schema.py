@@ -111,6 +111,7 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     # A weaker likeness misleads: `defaults` is like `sides`. Dashes are no likeness: `--env` would be like `--level`.
     bare, plain = str(name).lstrip("-"), {other.lstrip("-"): other for other in names}
     near = [other for like, other in plain.items() if like.lower() == bare.lower()]
+    near = near or [other for like, other in plain.items() if sorted(like) == sorted(bare)]  # two letters swapped
     near = near or [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
     near = near or [other for other in names if len(bare) > 2 and bare.lower() in other.lower()]
     few = len(names) <= LISTED
