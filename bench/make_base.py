@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import random
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bench.teaching_base import solutions
 from bench.teaching_base.demonstrations import document
 from bench.teaching_base.folder import add_pretraining, check_arguments, encode, special_ids, write_base
 from bench.teaching_base.pretrain import PretrainConfig, pretrain
-from bench.teaching_base.problems import distinct, stream
+from bench.teaching_base.problems import Problem, distinct, stream
 from bench.teaching_base.solutions import RATES
 from bench.teaching_base.tokenizer import render, train_tokenizer
 
@@ -58,9 +59,10 @@ So sampling from the model is mediocre although it knows better, and reinforceme
 
 ## Data
 
-`envs/math/data/word_problems_train.jsonl` and `word_problems_test.jsonl` come from the same
-generator. No problem of the corpus shares both wording and numbers with one of theirs, and none of
-the first shares both with one of the second.
+`word_problems_train.jsonl`, `word_problems_validation.jsonl` and `word_problems_test.jsonl` of
+`envs/math/data` come from the same generator. No problem of the corpus shares both wording and numbers
+with one of theirs, and none of one file shares both with one of another. None of the validation has the
+numbers and the answer of one of the others.
 
 License: MIT, as the project.
 """
@@ -82,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder of the problem files (default: the shipped one)",
     )
     out.add_argument("--train_problems", type=int, default=2000, help="problems to train on (default: 2000)")
+    out.add_argument("--validation_problems", type=int, default=256, help="problems to choose by (default: 256)")
     out.add_argument("--test_problems", type=int, default=256, help="held-out problems (default: 256)")
     train = parser.add_argument_group("pretraining")
     add_pretraining(train, 90_000, "documents of the corpus")
@@ -95,14 +98,32 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
+def write_problems(folder: Path, seed: int, train: int, validation: int, test: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", train), ("test", test)):
-        lines = [
-            json.dumps({"problem": problem.text, "answer": str(problem.answer)})
-            for problem in distinct(seed, split, count)
-        ]
+    parts = {"train": distinct(seed, "train", train), "test": distinct(seed, "test", test)}
+    parts["validation"] = unseen([*parts["train"], *parts["test"]], seed, validation)
+    for split, problems in parts.items():
+        lines = [json.dumps({"problem": problem.text, "answer": str(problem.answer)}) for problem in problems]
         (folder / f"word_problems_{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def unseen(others: Sequence[Problem], seed: int, count: int) -> list[Problem]:
+    """Problems of the training stream that share with none of `others` its text, or its numbers and answer.
+
+    That stream is none of the corpus and none of the test, and taking them from behind the training problems leaves
+    these as they are. Every third has two steps, as in the other parts: single steps are mostly known calculations.
+    """
+    texts = {problem.text for problem in others}
+    calculations = {(tuple(sorted(problem.numbers)), problem.answer) for problem in others}
+    found: dict[str, Problem] = {}
+    for problem in stream(seed, "train"):
+        known = (tuple(sorted(problem.numbers)), problem.answer) in calculations
+        wanted = (len(problem.steps) == 2) == (len(found) % 3 == 2)
+        if problem.text not in texts and not known and wanted:
+            found.setdefault(problem.text, problem)
+        if len(found) == count:
+            break
+    return list(found.values())
 
 
 def corpus(seed: int, count: int, careful_share: float) -> list[str]:
@@ -139,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(args.threads)
-    write_problems(args.data_dir, args.seed, args.train_problems, args.test_problems)
+    write_problems(args.data_dir, args.seed, args.train_problems, args.validation_problems, args.test_problems)
     texts = corpus(args.seed, args.documents, args.careful_share)
     # The corpus has few words: the merges may run out below the size that was asked for.
     tokenizer = train_tokenizer(texts[:20_000], args.vocab_size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mafrt.algorithms import Algorithm
 from mafrt.coach import Coach, RulesCoach
 from mafrt.config.team import Team
-from mafrt.config.train_config import TrainConfig
+from mafrt.config.train_config import RunConfig, TrainConfig
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import Evidence
@@ -40,6 +40,7 @@ def check_run(
     coach: Coach | None,
     models: Mapping[str, str],
     *,
+    eval_env: Env | None = None,
     processes: Processes = ALONE,
     sharded: bool = False,
     tokens_given: bool = False,
@@ -50,6 +51,7 @@ def check_run(
     Args:
         coach: of the run, or None.
         models: adapter -> its base.
+        eval_env: the environment of evaluations, where it is another one.
         processes: those of the run.
         sharded: whether the base is sharded over them.
         tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
@@ -59,6 +61,7 @@ def check_run(
     """
     tree, judging = rule.tree_samples > 1, coach is not None
     check_team(env, team)
+    check_evaluated(env if eval_env is None else eval_env, config.run)
     check_limits(config, team, models, tokens_given=tokens_given)
     check_several(team, models, config, rule)
     check_processes(processes, config, judged=judging and tree)
@@ -69,6 +72,17 @@ def check_run(
     check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
     check_replays(env, rule.settings, processes.size, config.play.audit_turns)
     check_async(config, team, sharded=sharded)
+
+
+def check_evaluated(eval_env: Env, run: RunConfig) -> None:
+    """Raise ConfigError where weights would be chosen, restored or a run ended by the scores on a test split."""
+    parts = getattr(eval_env.unwrapped, "envs", {"": eval_env.unwrapped}).values()
+    if run.eval_episodes and run.keep_best and "test" in (eval_env.split, *(part.split for part in parts)):
+        raise ConfigError(
+            f"evaluations play the test split of {eval_env.class_name}, and keep_best (with on_collapse "
+            f"{run.on_collapse}) would choose weights by it; take the validation split (--eval_split validation), or "
+            "choose nothing: --no-keep_best."
+        )
 
 
 def check_team(env: Env, team: Team) -> None:

@@ -124,6 +124,7 @@ class OnPolicy:
             self.rule,
             coach or self._own_coach,
             {agent.adapter: base.of_agent(agent.name).name for agent in team.agents},
+            eval_env=self.eval_env,
             processes=self.processes,
             sharded=base.sharded,
         )

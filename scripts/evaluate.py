@@ -235,7 +235,8 @@ def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Tea
     run = run_of(loaded)
     named = "env" in settings.flags
     if run is not None and not named:
-        prepared = rebuild(run, _changed(settings))
+        # The test split, whatever the run chose its weights by.
+        prepared = rebuild(run, _changed(settings), split="test")
         for note in prepared.notes if settings["dataset_path"] is None else ():
             print(note)
         env = prepared.eval_env or prepared.env
@@ -301,7 +302,7 @@ def _now(prepared: PreparedRun, run: Path, settings: Settings) -> RunRecord:
     args = recorded_settings(run, load_record(run))
     if settings["dataset_path"] is not None:
         args |= {"dataset_path": None, "eval_dataset_path": None}
-    now = describe_run(prepared.team, args, env=prepared.env, eval_env=prepared.eval_env)
+    now = describe_run(prepared.team, args, env=prepared.env)
     changed = _changed(settings)
     if "profile_path" in changed:
         now = replace(now, team=load_record(run).team)

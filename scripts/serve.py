@@ -15,7 +15,7 @@ from typing import Any
 from mafrt import __version__
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.environment.registry import make_env
+from mafrt.environment.registry import held_out_of, make_env
 from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
 from mafrt.runners.identity import environment_record
@@ -108,7 +108,8 @@ def environments(asked: ServeEnvSettings) -> list[tuple[str, Session, Session | 
         # Worker processes are forked here, before the server's threads begin.
         env = guarded(make_env(path, **kwargs), asked.env_timeout_s)
         # The server has both, so that a trainer elsewhere can evaluate on held-out tasks without the code.
-        other = {**env.held_out, **differing.get(name, {})}
+        # A trainer chooses its best weights by them, so they are not the test's unless those are asked for.
+        other = {**held_out_of(env, "validation"), **differing.get(name, {})}
         held_out = guarded(make_env(path, **{**kwargs, **other}), asked.env_timeout_s) if other else None
         made.append((name, env, held_out, other))
     return made

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
-from mafrt.environment.registry import env_names, make_env, takes
+from mafrt.environment.registry import env_names, held_out_of, make_env, takes
 from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import check_guarded, guarded
@@ -85,7 +85,7 @@ def prepare(settings: Settings) -> PreparedRun:
             if (problem := payment_problem(samples)) is not None:
                 notes.append(f"Careful: {problem}.")
     given = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
-    differing = {**env.held_out, **given}
+    differing = {**held_out_of(env, settings["eval_split"]), **given}
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     # The name becomes a part of the run's folder, so that only harmless characters stay.
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
@@ -109,7 +109,8 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
         return MixedTasks(envs, weights_of(sets))
 
     env = build({})
-    held_out = {name: {**each.held_out, **differing.get(name, {})} for name, each in env.envs.items()}
+    split = settings["eval_split"]
+    held_out = {name: {**held_out_of(each, split), **differing.get(name, {})} for name, each in env.envs.items()}
     eval_env = build(held_out) if any(held_out.values()) else None
     parts = [None if part is None else guarded(session_of(part), settings["env_timeout_s"]) for part in (env, eval_env)]
     assert parts[0] is not None

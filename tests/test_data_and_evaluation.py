@@ -94,7 +94,7 @@ def test_mixed_environments_from_the_command_line(capsys):
     assert list(prepared.env.unwrapped.envs) == ["math", "code"]
     # Evaluations play what each of them holds out.
     trained, held_out = prepared.env.unwrapped.envs, prepared.eval_env.unwrapped.envs
-    assert held_out["math"].tasks[0].id.startswith("word_problems_test")
+    assert held_out["math"].tasks[0].id.startswith("word_problems_validation")
     assert not {task.statement for task in held_out["code"].tasks} & {task.statement for task in trained["code"].tasks}
 
 
@@ -220,13 +220,14 @@ def test_new_data_begin_a_pass_of_their_own(tmp_path, caplog):
 def test_generated_arithmetic_is_right_distinct_and_split():
     train_tasks = load_tasks("arithmetic:train:kinds=+-/:low=1:high=30:count=300:steps=2")
     test = load_tasks("arithmetic:test:kinds=+-/:low=1:high=30:count=60:steps=2")
-    assert len({task.problem for task in (*train_tasks, *test)}) == 360
+    chosen_by = load_tasks("arithmetic:validation:kinds=+-/:low=1:high=30:count=60:steps=2")
+    assert len({task.problem for task in (*train_tasks, *chosen_by, *test)}) == 420
     for task in train_tasks[:50]:
         expression = task.problem.removeprefix("What is ").removesuffix("?")
         assert compute(expression) == float(task.answer)
     assert arithmetic.parse("arithmetic:").count == 1000
     for source, words in (
-        ("arithmetic:dev", "choose train or test"),
+        ("arithmetic:dev", "choose train, validation, test"),
         ("arithmetic:train:kind=+", "did you mean 'kinds'"),
         ("arithmetic:train:kinds=+y", "choose some of .* x .equations"),
         ("arithmetic:train:kinds=x:claims=1", "leave x and < out"),

@@ -29,6 +29,9 @@ def test_programs_cover_the_right_ones_of_every_task(held_out):
 
 def test_no_two_choices_are_enough_for_half_of_the_held_out_tasks():
     held_out = [task for task in BUILTIN if task.split == "eval"]
+    assert len({(task.position, task.form, task.metric) for task in BUILTIN}) == len(
+        {(task.position, task.form, task.metric) for task in BUILTIN if task.split == "train"}
+    ) + len([task for task in BUILTIN if task.split != "train"])
     trained = {(task.position, task.form, task.metric) for task in BUILTIN if task.split == "train"}
     assert trained.isdisjoint((task.position, task.form, task.metric) for task in held_out)
     positions = [task.position for task in held_out]

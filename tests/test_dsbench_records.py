@@ -381,10 +381,11 @@ def folder():
 
 
 def test_the_builtin_tasks_are_what_they_are_said_to_be(folder):
-    train, held_out = (builtin.builtin_tasks(split, folder) for split in ("train", "eval"))
-    assert (len(train), len(held_out)) == (18, 8)
-    assert len({task.id for task in (*train, *held_out)}) == 26
-    for tasks in (train, held_out):
+    train, chosen_by, test = (builtin.builtin_tasks(split, folder) for split in ("train", "validation", "eval"))
+    assert (len(train), len(chosen_by), len(test)) == (18, 6, 8)
+    held_out = (*chosen_by, *test)
+    assert len({task.id for task in (*train, *held_out)}) == 32
+    for tasks in (train, chosen_by, test):
         assert {task.data_type for task in tasks} == {"classification", "regression"}
     assert len({task.answers.metric.name for task in (*train, *held_out)}) >= 12
     content = b"".join(task.files["train.csv"] for task in (*train, *held_out))

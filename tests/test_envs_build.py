@@ -43,8 +43,16 @@ def test_a_file_is_divided_and_it_is_said(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"problem": f"{i} + 1?", "answer": str(i + 1)}) + "\n" for i in range(20)))
     built = math.build({"dataset_path": str(path)})
-    assert (built.train_env.num_tasks, built.eval_env and built.eval_env.num_tasks) == (18, 2)
-    assert built.notes == (f"Training on 18 problems of {path}; for evaluation, the last 2 are held out.",)
+    assert (built.train_env.num_tasks, built.eval_env and built.eval_env.num_tasks) == (18, 1)
+    assert built.notes == (
+        f"Training on 18 problems of {path}; for evaluation, 1 of the last tenth, which is held out.",
+    )
+    test = math.build({"dataset_path": str(path), "eval_split": "test"})
+    held_out = [env.tasks[0].problem for env in (built.eval_env, test.eval_env)]
+    assert held_out == ["18 + 1?", "19 + 1?"] and [e.split for e in (built.eval_env, test.eval_env)] == [
+        "validation",
+        "test",
+    ]
     built = math.build({"dataset_path": str(path), "eval_dataset_path": str(path)})
     assert "20 of 20 evaluation problems (100.0%) are also among" in built.notes[0]
     with pytest.raises(DataError, match="does not exist"):

@@ -65,10 +65,11 @@ def test_held_out_instances_are_never_drawn_in_training(name):
             game.rng.seed(seed)
             assert game.reset()[1]["task"] == key
     assert not keys["train"] & keys["test"] and len(keys["test"]) > 3
+    assert keys["validation"] and not keys["validation"] & (keys["train"] | keys["test"])
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_no_constant_guess_beats_chance_in_either_split(split):
+def test_no_constant_guess_beats_chance_in_any_split(split):
     game, targets = Referential(split=split), []
     for seed in range(400):
         game.rng.seed(seed)

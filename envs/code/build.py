@@ -10,7 +10,7 @@ from mafrt.envs.code.by_workflow import code_env
 from mafrt.envs.code.env import CodeEnv
 from mafrt.envs.code.task_env import CodeTaskEnv
 from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
-from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, subset
 from mafrt.envs.workflows.config import workflow_options
 
 NAME = "code"
@@ -43,6 +43,8 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
         )
     tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = build_env(settings, held_out, team) if held_out else None
+    if eval_env is not None and settings.get("eval_dataset_path") in (None, *SETS):
+        eval_env.split = evaluated_split(settings)
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 
 
@@ -62,8 +64,9 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[CodeTask], Sequence[
     """Problems to train on and held-out problems; there are none of the latter if the file is too small."""
     source, held_out = settings.get("dataset_path", DEFAULT_SET), settings.get("eval_dataset_path")
     tasks = load_tasks(source)
+    split = evaluated_split(settings)
     if held_out is not None:
-        return tasks, load_tasks(held_out, split="test")
+        return tasks, load_tasks(held_out, split=split)
     if source in SETS:
-        return tasks, load_tasks(source, split="test")
-    return hold_out(tasks)
+        return tasks, load_tasks(source, split=split)
+    return hold_out(tasks, split)

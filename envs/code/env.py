@@ -66,7 +66,7 @@ class CodeEnv(Env):
             raise ConfigError(f"no agent may be called {TOOL!r}: the environment speaks under that name")
         self.tasks = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if tasks is None and (dataset_path is None or dataset_path in SETS):
-            self.held_out = {"split": "test"}
+            self.split, self.held_out, self.validation = split, {"split": "test"}, {"split": "validation"}
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
         self.agents = self.team.names

@@ -45,7 +45,7 @@ class CodeTaskEnv(TaskEnv):
         """
         self.tasks = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if tasks is None and (dataset_path is None or dataset_path in SETS):
-            self.held_out = {"split": "test"}
+            self.split, self.held_out, self.validation = split, {"split": "test"}, {"split": "validation"}
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
         super().__init__(team if team is not None else Team.of(("coder",)), **options)

@@ -110,13 +110,13 @@ class CodeTask:
 def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tuple[CodeTask, ...]:
     """All problems of a JSON lines file, or of shipped ones: `functions` (also None) or `programs`.
 
-    `split` is `train` or `test`, of shipped problems. Raises DataError that names the file, the line and the fault.
+    `split` is `train`, `validation` or `test`, of shipped problems. Raises DataError that names file, line and fault.
     """
     path = Path("functions" if source is None else source)
     if str(path) in SETS and not path.exists():
         name, path = path, SHIPPED / f"{path}_{split}.jsonl"
         if not path.is_file():
-            raise DataError(f"there is no split {split!r} of the shipped {name}; there are train, test")
+            raise DataError(f"there is no split {split!r} of the shipped {name}; there are train, validation, test")
     tasks: list[CodeTask] = []
     seen: dict[str, str] = {}
     for where, record in _records(path):

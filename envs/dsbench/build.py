@@ -9,7 +9,7 @@ from typing import Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError
-from mafrt.envs.construction import Construction
+from mafrt.envs.construction import TEST, Construction, evaluated_split, part_of
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.dsbench.env import DSBenchEnv
@@ -39,6 +39,8 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
             f"Careful: {', '.join(both)} stand in both sets, so the evaluation shows what was learnt by heart."
         )
     eval_env = build_env(settings, held_out) if held_out else None
+    if eval_env is not None and settings["eval_dataset_path"] is None:
+        eval_env.split = evaluated_split(settings)
     return Construction(build_env(settings, tasks), eval_env, tuple(notes))
 
 
@@ -59,7 +61,7 @@ def build_env(settings: Mapping[str, Any], tasks: Sequence[TabularTask]) -> DSBe
 def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[TabularTask], Sequence[TabularTask], list[str]]:
     """Training tasks, held-out tasks, and lines about excluded ones. Raises DataError if nothing is left."""
     if own_records(settings) is None:
-        return builtin_tasks("train"), builtin_tasks("eval"), []
+        return builtin_tasks("train"), builtin_tasks("eval" if evaluated_split(settings) == TEST else "validation"), []
     sets: dict[str, Sequence[TabularTask]] = {}
     notes = []
     for split, (path, loaded) in load_all(settings).items():
@@ -74,6 +76,7 @@ def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[TabularTask], Sequ
         return sets["train"], sets["eval"], notes
     count = max(1, round(len(sets["train"]) * HELD_OUT_SHARE)) if len(sets["train"]) > 4 else 0
     tasks, held_out = sets["train"][: len(sets["train"]) - count], sets["train"][len(sets["train"]) - count :]
+    held_out = part_of(held_out, evaluated_split(settings))
     notes.append(
         f"Of {len(sets['train'])} tasks, the last {count} are held out."
         if count

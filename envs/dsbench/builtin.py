@@ -1,6 +1,7 @@
 """The built-in tasks on disk: made by a seeded script on first use, without a network, in the layout of the real ones.
 
-    dsbench_modeling_train.json  dsbench_modeling_eval.json  dsbench_task_metrics.json
+    dsbench_modeling_train.json  dsbench_modeling_validation.json  dsbench_modeling_eval.json
+    dsbench_task_metrics.json
     data_resplit/TASK/train.csv  data_resplit/TASK/test.csv  answers/TASK/test_answer.csv
 
 They lie in the user's cache (`$MAFRT_CACHE`, else `$XDG_CACHE_HOME/mafrt`, else `~/.cache/mafrt`) and are read by the
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
     from mafrt.envs.dsbench.tasks import TabularTask
 
-VERSION = 2
+VERSION = 3
 """Part of the folder's name: other tables need another number."""
 SEED = 20
 TEST_SHARE = 0.3
 
 
 def builtin_tasks(split: str, root: Path | None = None) -> tuple[TabularTask, ...]:
-    """The built-in tasks of `train` or `eval`; they are made if this is the first time. Raises DataError."""
+    """The built-in tasks of `train`, `validation` or `eval` (the test), made on first use. Raises DataError."""
     folder = ensure(root)
     loaded: Loaded = load_records(folder / f"dsbench_modeling_{split}.json", folder)
     if loaded.problems:
@@ -90,7 +91,7 @@ def _rename(fresh: Path, folder: Path) -> None:
 
 def write(folder: Path) -> None:
     """Write all built-in tasks under `folder`; the same files every time."""
-    records: dict[str, list[dict[str, Any]]] = {"train": [], "eval": []}
+    records: dict[str, list[dict[str, Any]]] = {"train": [], "validation": [], "eval": []}
     metrics = {}
     for task in BUILTIN:
         train, test, answers = tables(task)

@@ -1,8 +1,8 @@
-"""The built-in tasks: eighteen to train on and eight held out.
+"""The built-in tasks: eighteen to train on, six to choose by (`validation`) and eight of the test (`eval`).
 
-Every held-out task combines leak, form and metric as no training task does, so that no program that was right for a
-training task is right for it as a whole; each of its choices alone is met in training. No more than two held-out tasks
-share the number of the leak.
+Every task of the last two combines leak, form and metric as no task of the others does, so that no program that was
+right for a training task is right for it as a whole; each of its choices alone is met in training. No more than two
+tasks of the test share the number of the leak.
 """
 
 from __future__ import annotations
@@ -117,6 +117,31 @@ BUILTIN = (
             "Laboratory values of patients. Give a probability for each class of risk.",
             ("enzyme", "protein", "iron"), ("ward", "day", "night", "home"),
             ("risk",), ("low", "medium", "high"), "patient", wording=0),
+    Builtin("glacier-melt", "validation", "rmse", "groups", "gauge_fee", 1,
+            "Days at the foot of a glacier, against the mean of the season.",
+            ("sun", "cloud", "snow"), ("slope", "north", "south", "flat"),
+            ("melt",), (), "day", wording=2),
+    Builtin("bird-songs", "validation", "log_loss", "sum", "cage_code", 2,
+            "Recordings of birds, as changes against the dawn. Give a probability for each species.",
+            ("pitch", "length", "pause"), ("site", "wood", "marsh", "town"),
+            ("bird",), ("robin", "wren", "finch"), "song", wording=1),
+    Builtin("bakery-sales", "validation", "smape", "product", "flour_left", 3,
+            "Mornings of small bakeries.",
+            ("guests", "warmth", "staff"), ("bread", "rye", "wheat", "spelt"),
+            ("sold",), (), "morning", wording=0),
+    Builtin("bridge-load", "validation", "mae", "sum", "repair", 4,
+            "Sensors of a bridge, against an empty road.",
+            ("trucks", "gusts", "heat"), ("lane", "left", "middle", "right"),
+            ("strain",), (), "hour", wording=3),
+    Builtin("wheat-quality", "validation", "accuracy", "product", "price_code", 5,
+            "Samples of grain. Predict the grade.",
+            ("protein", "water", "weight"), ("mill", "old", "new", "stone"),
+            ("quality",), ("feed", "bread", "noodle"), "sample", wording=0),
+    Builtin("market-stalls", "validation", "map_at_3", "groups", "stall_number", 6,
+            "Traders of a market, against the yearly mean. Give up to three stalls, best guess first, with spaces "
+            "between.",
+            ("visits", "rain", "noise"), ("side", "river", "church", "gate"),
+            ("stall",), ("s1", "s2", "s3", "s4", "s5", "s6"), wording=1),
 )  # fmt: skip
 
 

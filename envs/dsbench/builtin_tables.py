@@ -36,7 +36,7 @@ class Builtin:
 
     id: str
     split: str
-    """train or eval"""
+    """train, validation or eval"""
     metric: str
     form: Form
     leak: str

@@ -101,7 +101,8 @@ class DSBenchEnv(Env):
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
         if tasks is None and dataset_path is None and data_root is None:
-            self.held_out = {"split": "eval"}
+            self.held_out, self.validation = {"split": "eval"}, {"split": "validation"}
+            self.split = "test" if split == "eval" else split
         self.bench = Bench(**limits)
         for task in self.tasks:
             if task.size_mib > self.bench.workspace_mib:
@@ -282,8 +283,8 @@ def _read(
 ) -> tuple[TabularTask, ...]:
     """Tasks from the user's records, or the built-in ones. Raises DataError if none can be used."""
     if dataset_path is None and data_root is None:
-        if split not in ("train", "eval"):
-            raise ConfigError(unknown("split", str(split), ("train", "eval")))
+        if split not in ("train", "validation", "eval"):
+            raise ConfigError(unknown("split", str(split), ("train", "validation", "eval")))
         return builtin_tasks(split)
     root = Path(data_root) if data_root is not None else Path(dataset_path or ".").parent
     if dataset_path is None:

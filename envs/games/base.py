@@ -10,21 +10,24 @@ from typing import Any, Literal
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
+from mafrt.envs.construction import SPLITS
 
-SPLITS = ("train", "test")
-HELD_OUT = 4
-"""one instance in so many is held out"""
+HELD_OUT, VALIDATED = 4, 6
+"""one instance in so many is in the test split, and of the others one in so many in the validation split"""
 MOST_DRAWS = 10_000
 Player = Literal["optimal", "random", "constant"]
 PLAYERS: tuple[Player, ...] = ("optimal", "random", "constant")
 
 
 def split_of(key: str) -> str:
-    """Split of an instance by the hash of its key, so that no instance is in both.
+    """Split of an instance by the hash of its key, so that no instance is in two.
 
-    Only the part before `|` counts: a game keeps an answer that has to be equally frequent in both splits behind it.
+    Only the part before `|` counts: a game keeps an answer that has to be equally frequent in all splits behind it.
     """
-    return SPLITS[hashlib.sha256(key.partition("|")[0].encode()).digest()[0] % HELD_OUT == 0]
+    digest = hashlib.sha256(key.partition("|")[0].encode()).digest()
+    if digest[0] % HELD_OUT == 0:
+        return "test"
+    return "validation" if digest[5] % VALIDATED == 0 else "train"
 
 
 def scored(agent: str, rules: Scored) -> dict[str, Any]:
@@ -38,17 +41,18 @@ class Game(Env):
     A subclass defines `draw`, `start`, `step` and `move`.
 
     Args:
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions, for small bases: every word that is always the same costs time, and
             hides the ones that differ.
     """
 
     held_out = MappingProxyType({"split": "test"})
+    validation = MappingProxyType({"split": "validation"})
     bounded = True
 
     def __init__(self, split: str = "train", brief: bool = False) -> None:
         if split not in SPLITS:
-            raise ConfigError(f"split is {split!r}; choose {' or '.join(SPLITS)}.")
+            raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS)}.")
         if not isinstance(brief, bool):
             raise ConfigError(f"brief is {brief!r}; choose true or false.")
         self.split, self.brief = split, brief

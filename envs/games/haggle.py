@@ -37,7 +37,7 @@ class Haggle(Game):
     Args:
         offers: most offers of a game, 2 to 8.
         pay: `team` or `own`.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations are numbers alone: the things, the speaker's values, and what it is offered, the last time
             with the word `last`.
     """

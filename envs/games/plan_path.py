@@ -38,7 +38,7 @@ class PlanPath(Game):
     Args:
         size: rows and columns of the grid, 2 to 8.
         walls: cells that block; a route around them always exists.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions and spaces, and steps as letters: u, d, l, r.
     """
 

@@ -65,7 +65,7 @@ class ProposeSolve(Game):
     Args:
         attempts: of the solver at each task: 2 or more.
         largest: of the numbers that a task must use: 9 to 999.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
     """
 
     agents = ("proposer", "solver")

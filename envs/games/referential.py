@@ -41,7 +41,7 @@ class Referential(Game):
     Args:
         things: numbers that the code has to tell apart, from 1 on: 2 to 9.
         offered: numbers that the guesser chooses from, the target among them.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions.
     """
 

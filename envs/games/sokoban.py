@@ -41,7 +41,7 @@ class Sokoban(Game):
         size: rows and columns of the room, 3 to 7; its border is a wall.
         walls: cells inside that block.
         pulls: pushes that the box is away from its target in generation, 1 to 6; the shortest solution may have fewer.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions and spaces, and moves as letters: u, d, l, r.
     """
 

@@ -56,7 +56,7 @@ class Sudoku(Game):
 
     Args:
         empty: cells to fill, 1 to 10.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions and spaces, and answers of the digits alone: else an entropy bonus
             would be earned by words behind them, which change nothing.
     """

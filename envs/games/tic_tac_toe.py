@@ -87,7 +87,7 @@ class TicTacToe(Game):
     Args:
         plies: most moves of a start position, 2 to 5; at least two are made.
         opponent: `self`, or the scripted player on the other seat: `optimal`, `random` or `constant`.
-        split: `train` or `test`.
+        split: `train`, `validation` or `test`.
         brief: observations without instructions.
     """
 
@@ -95,6 +95,7 @@ class TicTacToe(Game):
     max_steps = 9
     bounded = True
     held_out = MappingProxyType({"split": "test", "opponent": "random"})
+    validation = MappingProxyType({"split": "validation", "opponent": "random"})
 
     def __init__(self, plies: int = 4, opponent: str = "self", split: str = "train", brief: bool = False) -> None:
         super().__init__(split, brief)

@@ -20,11 +20,11 @@ from typing import Any
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import DataError
+from mafrt.envs.construction import SPLITS
 
 PREFIX = "arithmetic:"
-SPLITS = ("train", "test")
-HELD_OUT = 5
-"""one problem in so many is held out"""
+HELD_OUT, VALIDATED = 5, 8
+"""one problem in so many is in the test split, and of the others one in so many in the validation split"""
 KINDS, ALGEBRA = "+-*/", "x<"
 MOST_COUNT = 1_000_000
 MOST_DRAWS = 200
@@ -48,7 +48,7 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         odd = [
-            (self.split not in SPLITS, f"split is {self.split!r}; choose {' or '.join(SPLITS)}"),
+            (self.split not in SPLITS, f"split is {self.split!r}; choose {', '.join(SPLITS)}"),
             (
                 not self.kinds or set(self.kinds) - {*KINDS, *ALGEBRA},
                 f"kinds is {self.kinds!r}; choose some of {KINDS} (arithmetic), x (equations) and < (inequalities)",
@@ -153,4 +153,7 @@ def _draw(rng: random.Random, chosen: Arithmetic) -> tuple[str, int | None]:
 
 def _split(expression: str) -> str:
     # A hash and not Python's own, which differs from process to process.
-    return SPLITS[hashlib.sha256(expression.encode()).digest()[0] % HELD_OUT == 0]
+    digest = hashlib.sha256(expression.encode()).digest()
+    if digest[0] % HELD_OUT == 0:
+        return "test"
+    return "validation" if digest[1] % VALIDATED == 0 else "train"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
-from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, named_split, subset
 from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
@@ -37,9 +37,14 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     leaks = find_leaks(tasks, held_out)
     if leaks.shared:
         notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
+    if leaks.same_numbers:
+        notes.append(f"{leaks.calculations}.")
     # After the search for leaks, which is about all of the data.
     tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = evaluation_env(settings, held_out, team) if held_out else None
+    if eval_env is not None:
+        named = settings.get("eval_dataset_path")
+        eval_env.split = evaluated_split(settings) if named is None else named_split(named)
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 
 
@@ -49,7 +54,8 @@ def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Tea
     if sets is None or not several(sets):
         return build_env(settings, tasks, team)
     fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
-    loaded = {name: load_sets(source, "test", fields) for name, (source, _) in named_sets(sets).items()}
+    own = named_sets(sets)
+    loaded = {name: load_sets(source, evaluated_split(settings), fields) for name, (source, _) in own.items()}
     return MixedTasks({name: build_env(settings, each, team) for name, each in loaded.items()})
 
 
@@ -65,11 +71,12 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task
     source, held_out = settings.get("dataset_path"), settings.get("eval_dataset_path")
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     tasks = load_sets(source, "train", fields) if source is not None else load_tasks()
+    split = evaluated_split(settings)
     if held_out is not None:
-        return tasks, load_sets(held_out, "test", fields)
+        return tasks, load_sets(held_out, split, fields)
     if source is None:
-        return tasks, load_tasks(split="test")
-    return hold_out(tasks)
+        return tasks, load_tasks(split=split)
+    return hold_out(tasks, split)
 
 
 def several(source: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
+from mafrt.envs.construction import named_split
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
 from mafrt.envs.math.process_rewards import MathRules
 from mafrt.envs.math.tasks import Task, load_tasks
@@ -51,8 +52,10 @@ class MathEnv(TaskEnv):
         self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
+        if tasks is None:
+            self.split = split if dataset_path is None else named_split(dataset_path)
         if tasks is None and dataset_path is None:
-            self.held_out = {"split": "test"}
+            self.held_out, self.validation = {"split": "test"}, {"split": "validation"}
         super().__init__(team if team is not None else Team.of(("reasoner", "actor")), **options)
         workflow = options.get("workflow", "chain")
         if score_answers_by == "plan" and not self.workflow.has_plans:

@@ -20,6 +20,7 @@ class DebateEnv(MathEnv):
         super().__init__(dataset_path, team if team is not None else Team.of(("ann", "bob")), **options)
         if dataset_path == CLAIMS:
             self.held_out = {"dataset_path": CLAIMS.replace("train", "test")}
+            self.validation = {"dataset_path": CLAIMS.replace("train", "validation")}
 
 
 class ToolEnv(MathEnv):

@@ -271,5 +271,6 @@ def _hub_records(source: str, split: str) -> Records:
         rows = load_dataset(name, config or None, split=part or split)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}") from error
+        named = "" if part else f"; to name one of its splits, give {name}:{config or 'default'}:SPLIT"
+        raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}{named}") from error
     return ((f"record {number}", dict(row)) for number, row in enumerate(rows, start=1))

@@ -46,6 +46,7 @@ class ReasoningGym(TaskEnv):
     """
 
     held_out = MappingProxyType({"split": "test"})
+    validation = MappingProxyType({"split": "validation"})
 
     def __init__(
         self,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
-from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, subset
 from mafrt.envs.search.env import RETRIEVER, SearchEnv
 from mafrt.envs.search.generated import generated
 from mafrt.envs.search.questions import Question, load_questions, passages_of
-from mafrt.envs.search.retrieval import Bm25
+from mafrt.envs.search.retrieval import Bm25, Passage
 from mafrt.envs.workflows.config import workflow_options
 
 NAME = "search"
@@ -38,11 +38,17 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
         notes.append(f"Careful: {len(shared)} questions stand in both sets, so the evaluation shows in part memory.")
     # All passages of a file stay searchable, also those of questions that are held out or left out.
     retriever = settings.get("retriever")
-    whole = passages_of([*questions, *held_out]) if source is not None and retriever is None else ()
+    whole: Sequence[Passage] = ()
+    if source is not None and retriever is None:
+        asked = evaluated_split(settings)
+        other = load({**settings, "eval_split": "test" if asked == "validation" else "validation"})[1]
+        whole = passages_of([*questions, *held_out, *other])
     if whole and settings.get("corpus_path") is None and settings.get("workflow", NAME) == NAME:
         settings = {**settings, "retriever": Bm25(whole)}
     questions = subset(questions, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = build_env(settings, held_out, team) if held_out else None
+    if eval_env is not None and settings.get("eval_dataset_path") is None:
+        eval_env.split = evaluated_split(settings)
     return Construction(build_env(settings, questions, team), eval_env, tuple(notes))
 
 
@@ -60,4 +66,5 @@ def load(settings: Mapping[str, Any]) -> tuple[Sequence[Question], Sequence[Ques
     questions = load_questions(source, *fields) if source is not None else generated("train").questions
     if held_out is not None:
         return questions, load_questions(held_out, *fields)
-    return (questions, generated("test").questions) if source is None else hold_out(questions)
+    split = evaluated_split(settings)
+    return (questions, generated(split).questions) if source is None else hold_out(questions, split)

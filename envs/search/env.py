@@ -124,7 +124,8 @@ class SearchEnv(TaskEnv):
         own: dict[str, Any] = {name: value for name, value in options.items() if name in RETRIEVER}
         self.retrieval = RetrieverChoice(**own)
         if questions is None:
-            self.held_out = {} if dataset_path else {"split": "test"}
+            if not dataset_path:
+                self.split, self.held_out, self.validation = split, {"split": "test"}, {"split": "validation"}
             questions = load_questions(dataset_path) if dataset_path else generated(split).questions
         self.questions = tuple(questions)
         if not self.questions:

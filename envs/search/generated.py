@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from mafrt.core.errors import ConfigError
+from mafrt.envs.construction import SPLITS
 from mafrt.envs.search.questions import Question
 from mafrt.envs.search.retrieval import Passage
 
-SPLITS = ("train", "test")
 THINGS = (
     "apples", "pens", "books", "coins", "cards", "shells", "stamps", "stones", "cookies", "pears",
     "marbles", "stickers", "flowers", "eggs", "balls", "toys", "keys", "nuts", "plums", "buttons",
@@ -58,15 +58,16 @@ class World:
 
 
 def numbers_of(split: str) -> list[int]:
-    """Boxes of a split and numbers of things in them: every third is held out."""
-    return [number for number in NUMBERS if (number % 3 == 0) == (split == "test")]
+    """Boxes of a split and numbers of things in them: every third is of the test, every sixth of the validation."""
+    remainders = {"test": (0, 3), "validation": (1,), "train": (2, 4, 5)}[split]
+    return [number for number in NUMBERS if number % 6 in remainders]
 
 
 @cache
 def generated(split: str = "train", seed: int = 0) -> World:
-    """The world of a split. Raises ConfigError for another split than train or test."""
+    """The world of a split. Raises ConfigError for another one than train, validation and test."""
     if split not in SPLITS:
-        raise ConfigError(f"split is {split!r}; choose {' or '.join(SPLITS)}.")
+        raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS)}.")
     rng = random.Random(f"search:{split}:{seed}")
     boxes = numbers_of(split)
     rng.shuffle(boxes)

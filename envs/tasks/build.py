@@ -7,7 +7,7 @@ from typing import Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, named_split, subset
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.tasks.env import RewardEnv
 from mafrt.envs.workflows.config import workflow_options
@@ -31,14 +31,16 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
         raise ConfigError("a reward function needs tasks; give --dataset_path, a file with one problem a record.")
     fields: dict[str, Any] = {name: settings.get(name) for name in ("problem_field", "answer_field")}
     tasks: Sequence[Task] = load_tasks(source, needs_answer=False, **fields)
-    notes = []
+    notes, split = [], evaluated_split(settings)
     if held_out_source is not None:
-        held_out: Sequence[Task] = load_tasks(held_out_source, split="test", needs_answer=False, **fields)
+        held_out: Sequence[Task] = load_tasks(held_out_source, split=split, needs_answer=False, **fields)
     else:
-        tasks, held_out = hold_out(tasks)
+        tasks, held_out = hold_out(tasks, split)
         notes.append(held_out_note(source, len(tasks), len(held_out)))
     tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = build_env(settings, held_out, team) if held_out else None
+    if eval_env is not None:
+        eval_env.split = split if held_out_source is None else named_split(held_out_source)
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 
 

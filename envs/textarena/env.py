@@ -39,6 +39,7 @@ class TextArena(Env):
     """
 
     held_out = MappingProxyType({"split": "test"})
+    validation = MappingProxyType({"split": "validation"})
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ class VerifiersEnv(ProgramEnv):
         # Each trace is paid by itself: what one agent earns says nothing about another's turns.
         self.opponents = len(self.agents) - len(self.untrained) > 1
         if split == "train":
-            self.held_out = {"split": "test"}
+            self.held_out, self.validation = {"split": "test"}, {"split": "validation"}
         self._begin_playing()
 
     def _described(self, life: Life) -> Description:

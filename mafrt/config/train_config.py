@@ -196,6 +196,8 @@ class RunConfig(TranscriptConfig):
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
     eval_temperature: float | None = None
     """temperature of those samples, for all agents; default: each agent's own in training"""
+    eval_split: Literal["validation", "test"] = "validation"
+    """held-out tasks of the evaluations in training; no choice may look at test, so it asks for --no-keep_best"""
     keep_best: bool = True
     """keep the adapters of the best evaluation, in RUN_DIR/best and in checkpoints"""
     on_collapse: Literal["rollback", "stop", "warn"] = "rollback"

@@ -46,8 +46,13 @@ class Env:
     """Number of tasks that `options={"task": i}` chooses from; None: the environment draws its own."""
     max_steps: int | None = 64
     """Turn limit: after so many calls of `step` the session truncates the episode. None: no limit."""
+    split: str | None = None
+    """Which of `train`, `validation` and `test` its instances are, where it knows. No choice may look at `test`."""
     held_out: Mapping[str, Any] = MappingProxyType({})
-    """Settings of the constructor that give held-out instances; evaluations use them unless they are given others."""
+    """Settings of the constructor that give the test instances: `mafrt evaluate` plays them."""
+    validation: Mapping[str, Any] = MappingProxyType({})
+    """Settings that give the validation instances: evaluations in training play them, and choose the best weights by
+    them. Without any, `held_out` serves."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings that other environments have and this one cannot have, each with the reason."""
     profile: ClassVar[str | None] = None
@@ -175,5 +180,6 @@ _DECLARED = [
     name
     for name in Env.__annotations__
     # Names and numbered tasks are the adapter's own, and so are the generator and the steps.
-    if not name.startswith("_") and name not in ("agents", "num_tasks", "rng", "step_count", "held_out", "refused")
+    if not name.startswith("_")
+    and name not in ("agents", "num_tasks", "rng", "step_count", "split", "held_out", "validation", "refused")
 ]

@@ -154,6 +154,11 @@ def takes(name_or_path: str, setting: str) -> bool:
     return setting in parameters or setting in (_options(factory, parameters) or ())
 
 
+def held_out_of(env: Env, split: str) -> Mapping[str, Any]:
+    """Arguments that give an environment's held-out instances of `validation` or `test`, so far as it has them."""
+    return env.held_out if split == "test" or not env.validation else env.validation
+
+
 def profile_of(name_or_path: str) -> str | None:
     """The team file that an environment's class names as its own (`Env.profile`); None if it names none."""
     known = name_or_path in ENVIRONMENTS or (":" in name_or_path and not name_or_path.startswith(REMOTE))

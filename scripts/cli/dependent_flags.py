@@ -59,7 +59,9 @@ DEPENDENCES = (
     DependentFlags(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
     DependentFlags(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
     DependentFlags(
-        ("eval_interval", "eval_samples", "eval_temperature"), lambda v: v["eval_episodes"] > 0, "--eval_episodes N"
+        ("eval_interval", "eval_samples", "eval_temperature", "eval_split"),
+        lambda v: v["eval_episodes"] > 0,
+        "--eval_episodes N",
     ),
     DependentFlags(("log_tokens",), lambda v: v["log_episodes"], "--log_episodes"),
     DependentFlags(("transcript_*",), lambda v: v["record_dir"], "--record_dir FOLDER"),

@@ -12,7 +12,7 @@ from mafrt.config import permission
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import base_folder, shipped
-from mafrt.environment.registry import make_env
+from mafrt.environment.registry import held_out_of, make_env
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.args_file import ARGS, read_args
@@ -74,12 +74,13 @@ def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[st
     return recorded
 
 
-def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
+def rebuild(run: Path, changed: Mapping[str, Any] | None = None, split: str | None = None) -> PreparedRun:
     """Environment and team of a run, from its record.
 
     Args:
         run: the run directory.
         changed: settings that go before the run's own.
+        split: of the environment of evaluations, `validation` or `test`; None: the run's own.
 
     Raises:
         ConfigError: the run learnt from records, or was made from Python with arguments that cannot be recorded.
@@ -101,15 +102,25 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
     if record.command in BUILD:
         below = {name: value for name, value in recorded_settings(run, record).items() if name not in OF_PLAY}
         permission.typed((changed or {}).values())
-        below |= changed or {}
+        below |= {**(changed or {}), **({} if split is None else {"eval_split": split})}
         prepared: PreparedRun = command.prepare(command.COMMAND.read([], below=below, record=record))
         return prepared
     if record.environment is None:
         raise ConfigError(f"The run {run} learnt from records, so it has no environment; name one by --env.")
     env = build_environment(record.environment, run)
     eval_env = None if record.eval_environment is None else build_environment(record.eval_environment, run)
+    if split is not None:
+        eval_env = _of_split(record.eval_environment or record.environment, eval_env or env, split) or eval_env
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", record.environment.path.rpartition(":")[2])
     return PreparedRun(env, eval_env, record.agents(), name)
+
+
+def _of_split(record: EnvironmentRecord, env: Env, split: str) -> Env | None:
+    """`env`, which `record` describes, on another split; None if it has none. What the user set otherwise stays."""
+    given, other = dict(record.arguments or {}), held_out_of(env, split)
+    known = [env.validation, env.held_out]
+    kept = {name: value for name, value in given.items() if not any(k.get(name) == value for k in known)}
+    return make_env(record.path, **{**given, **other, **kept}) if other else None
 
 
 def build_environment(record: EnvironmentRecord, run: Path) -> Env:

@@ -184,7 +184,8 @@ def _check(
         raise ConfigError(f"--{min(idle)} has no effect without --kl_coef; give that too, or leave it out.")
     coach = prepare_coach(config, env)
     given = "max_new_tokens" in settings.given
-    check_run(env, team, config, rule, coach, models, processes=Processes(*started()), tokens_given=given)
+    layout = Processes(*started())
+    check_run(env, team, config, rule, coach, models, eval_env=prepared.eval_env, processes=layout, tokens_given=given)
     check_sampler(config, team, settings["model_name_or_path"])
     return CheckedRun(settings, loaded, prepared, config, models, coach)
 
