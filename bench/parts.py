@@ -219,6 +219,38 @@ PARTS = {
             iterations=30,
         ),
         RulePart(
+            "rae: running mean of each role",
+            SWAYED_TEXT,
+            SWAYED,
+            {"algorithm": "rae", "outcome_to": "all"},
+            {"baseline_decay": 0.95},
+            {"baseline_decay": 1.0},  # the mean stays 0
+        ),
+        RulePart(
+            "gspo: narrow clip of a turn's ratio",
+            "4 turns, 4 passes over each batch",
+            CHAIN,
+            {"n_samples": 8, "ppo_epoch": 4},
+            {"algorithm": "gspo"},
+            {"algorithm": "grpo"},
+        ),
+        RulePart(
+            "cispo: clipped weights in place of clipped tokens",
+            "4 turns, 4 passes over each batch",
+            CHAIN,
+            {"n_samples": 8, "ppo_epoch": 4},
+            {"algorithm": "cispo"},
+            {"algorithm": "grpo"},
+        ),
+        RulePart(
+            "maxrl: division by the mean",
+            "4 turns, told their mean; 4 of 8 boxes are always right",
+            {**CHAIN, "fixed": 4},
+            {"n_samples": 8},
+            {"algorithm": "maxrl"},
+            {"algorithm": "dr_grpo"},
+        ),
+        RulePart(
             "KL to the base",
             "1 turn; 8 boxes are paid, 8 calculations are not; score of both, with other numbers",
             {},

@@ -42,7 +42,9 @@ def main(iterations=20, episodes=32, imitated=300):
         algorithm="reinforce_pp", iterations=iterations, n_rollout_threads=episodes, max_new_tokens=10, lr=1e-3,
         ppo_epoch=1, eval_episodes=32, eval_samples=2,
     )  # fmt: skip
-    summary = mafrt.runners.OnPolicy(ProposeSolve(), team, base, config, eval_env=ProposeSolve(split="test")).run()
+    summary = mafrt.runners.OnPolicy(
+        ProposeSolve(), team, base, config, eval_env=ProposeSolve(split="validation")
+    ).run()
     print("before:", summary.before)
     print("after:", summary.after)
 

@@ -46,6 +46,7 @@ FILE_SETTINGS = (
     "eval_records_path",
     "coach_rubric",
     "coach_adapter",
+    "teacher_path",
     "deepspeed",
 )
 """Settings that name files or folders, some of them several. Team and base have records of their own."""

@@ -24,6 +24,7 @@ from mafrt.training.reference import FrozenAdapters
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
+    from mafrt.rollout.teacher import Teacher
 
 
 @dataclass(eq=False, repr=False)
@@ -51,6 +52,15 @@ class Updater:
         if self.rule.reference and self.rule.settings.reference == "initial":
             adapter_of = {agent.name: agent.adapter for agent in self.team.agents}
             self.reference = FrozenAdapters(self.base, self.team.adapters, adapter_of)
+        self.teacher: Teacher | None = None
+        if self.rule.settings.needs_teacher:
+            from mafrt.rollout.teacher import Teacher
+
+            rule: Any = self.rule.settings
+            path = getattr(rule, "teacher_path", None)
+            self.teacher = Teacher(
+                self.base, self.team, rule.teacher_prompt, path, themselves=not hasattr(rule, "teacher_path")
+            )
 
     def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> Any:
         """Fill the values, the reference's log-probabilities and, where the sampler's are others, the trainer's own.
@@ -77,6 +87,8 @@ class Updater:
                 turn.ref_logprobs = values
         if self.foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
+        if self.teacher is not None:
+            self.teacher.fill(episodes, self.learner, plan.adapters)
         if rule.influence:
             tokenizers = {name: self.base.of_agent(name).tokenizer for name in self.team.names}
             fill_influence(episodes, self.team, tokenizers, lambda turns: self.learner.logprobs(turns, plan.adapters))

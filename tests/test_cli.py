@@ -607,7 +607,8 @@ def test_held_out_problems_are_the_end_of_ones_own_file(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"problem": f"{n} + 1", "answer": str(n + 1)}) + "\n" for n in range(25)))
     training, held_out = problems({"dataset_path": path})
-    assert [task.answer for task in held_out] == ["24", "25"] and len(training) == 23
+    assert [task.answer for task in held_out] == ["24"] and len(training) == 23
+    assert [task.answer for task in problems({"dataset_path": path, "eval_split": "test"})[1]] == ["25"]
     training, held_out = problems({"dataset_path": path, "eval_dataset_path": path})
     assert len(training) == len(held_out) == 25
     path.write_text(path.read_text()[: path.read_text().index("9 +")].rsplit("\n", 1)[0] + "\n")

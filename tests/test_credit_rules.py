@@ -286,11 +286,11 @@ GIVEN = {"dapo": {"token_limits": {"a": 9, "b": 9}}, "qmix": {"joint": lambda tu
 
 def test_every_algorithm_runs_with_its_defaults_and_says_where_it_is_from():
     for name, preset in ALGORITHMS.items():
-        a = turn("a", 0, 1.0, values=[0.5], ref_logprobs=[-1.0])
-        b = turn("b", 1, 0.0, values=[0.5], ref_logprobs=[-1.0])
+        known = {"values": [0.5], "ref_logprobs": [-1.0], "teacher_logprobs": [-0.5]}
+        a, b = turn("a", 0, 1.0, **known), turn("b", 1, 0.0, **known)
         metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name, **GIVEN.get(name, {}))
         assert a.advantages and b.advantages and a.returns and b.returns
-        assert metrics["reward/a"] == 1.0
+        assert metrics["reward/a"] == (1.0 if preset.reward_weight else a.returns[0])
         assert preset.name == name.replace("gae", "ppo") and preset.summary() and any(c.isdigit() for c in preset.paper)
         assert "\n" not in preset.summary()
 

@@ -15,7 +15,8 @@ from mafrt.algorithms import ALGORITHMS, assign
 from mafrt.core.types import Episode, Turn
 
 PAGE = Path(__file__).parent.parent / "bench" / "results" / "algorithms.md"
-RULES = [name for name in ALGORITHMS if name not in ("gae", "spin")]  # the same as ppo; pairs and no advantages
+RULES = [name for name in ALGORITHMS if name not in ("gae", "spin", "opd", "self_distill")]
+"""The same as ppo; pairs and no advantages; no reward (`test_distillation` has the gradient of its KL)."""
 UNSCALED = ["rloo", "rae", "ppo", "marft", "mappo", "happo", "cory", "vdn", "qmix"]
 PAPERS = {
     ("maporl", None): "a mean over the rounds that are left",

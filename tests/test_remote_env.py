@@ -201,7 +201,7 @@ def test_serve_builds_every_environment_that_is_named():
     assert [name for name, *_ in made] == ["math", "debate", "tic_tac_toe"]
     math, debate = (env.unwrapped for _, env, _, _ in made[:2])
     assert (math.workflow.horizon, debate.workflow.horizon) == (3, 2)
-    assert made[1][3] == {"dataset_path": "arithmetic:test:claims=1"}
+    assert made[1][3] == {"dataset_path": "arithmetic:validation:claims=1"}
     for settings, match in (
         ({"env": "math,math"}, "names two environments alike"),
         ({"env": "math,code", "env_kwargs": ("horizon=3",)}, "env_kwargs holds 'horizon'"),

@@ -122,11 +122,15 @@ def test_a_league_that_cannot_be_is_refused(team, settings, why):
         resolve_rule(TrainConfig.of(league=2, **settings), team)
 
 
+PAID_APART = {"at_grpo", "c3", "dr_mas", "gdpo", "ippo", "opd", "rae", "reinforce_pp", "reinforce_pp_baseline"}
+PAID_APART |= {"self_distill", "spin"}
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_rules_that_add_up_what_opponents_are_paid_are_refused(name):
     settings = ALGORITHMS[name]
     check_opponents(TicTacToe(opponent="random"), settings)  # one outcome for both seats
-    if name in ("at_grpo", "c3", "dr_mas", "gdpo", "ippo", "rae", "reinforce_pp", "reinforce_pp_baseline", "spin"):
+    if name in PAID_APART:
         check_opponents(TicTacToe(), settings)
         return
     with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents.*take rae, dr_mas, c3, ippo"):

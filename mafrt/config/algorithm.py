@@ -38,6 +38,7 @@ REGISTRY = Registry(
         "dapo": f"{_PRESETS}:Dapo",
         "gspo": "mafrt.algorithms.gspo:Gspo",
         "cispo": "mafrt.algorithms.cispo:Cispo",
+        "maxrl": "mafrt.algorithms.maxrl:MaxRl",
         "dr_grpo": f"{_PRESETS}:DrGrpo",
         "rloo": f"{_PRESETS}:Rloo",
         "dr_mas": f"{_PRESETS}:DrMas",
@@ -48,6 +49,8 @@ REGISTRY = Registry(
         "gdpo": "mafrt.algorithms.gdpo:Gdpo",
         "c3": f"{_PRESETS}:C3",
         "gigpo": f"{_PRESETS}:GiGpo",
+        "opd": "mafrt.algorithms.distillation:OnPolicyDistillation",
+        "self_distill": "mafrt.algorithms.distillation:SelfDistillation",
         "spin": "mafrt.algorithms.spin:Spin",
         "vdn": f"{_PRESETS}:Vdn",
         "qmix": f"{_PRESETS}:Qmix",
@@ -98,6 +101,8 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     """Class that fills values and reference, made by its `for_rule`."""
     has_advantages: ClassVar[bool] = True
     """Whether turns are learnt from by advantages; False of a rule that learns from pairs."""
+    needs_teacher: ClassVar[bool] = False
+    """Whether credit reads `Turn.teacher_logprobs`, which a teacher fills (`mafrt.rollout.teacher`)."""
     one_base: ClassVar[str] = ""
     """Why all agents have to sit on one base; empty if they need not."""
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}

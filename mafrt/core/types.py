@@ -142,6 +142,8 @@ class Turn:
     returns: list[float] | None = None
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
+    teacher_logprobs: list[float] | None = None
+    """Log-probabilities of `action_ids` by the teacher, after its own prompt (on-policy distillation)."""
 
     @property
     def has_signal(self) -> bool:
