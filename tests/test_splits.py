@@ -94,6 +94,13 @@ def test_shared_calculations_by_hand():
     assert [pair[0] for pair in leaks.same_numbers] == ["0"] and [pair[0] for pair in leaks.shared] == ["2"]
 
 
+def test_generated_problems_that_chose_the_weights_have_a_test_of_the_same_kind():
+    given = {"dataset_path": "arithmetic:train:count=20", "eval_dataset_path": "stories:validation"}
+    assert build.build(given).eval_env.split == "validation"
+    test = build.build({**given, "eval_split": "test"}).eval_env
+    assert test.split == "test" and test.tasks[0].id == "stories:test:0"
+
+
 def test_the_note_counts_calculations_where_the_test_is_played():
     notes = build.build({"eval_split": "test"}).notes
     assert any("135 of 256 evaluation problems" in note for note in notes)

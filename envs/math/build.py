@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
-from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, named_split, subset
+from mafrt.envs.construction import TEST, Construction, evaluated_split, held_out_note, hold_out, named_split, subset
 from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
@@ -15,6 +16,7 @@ from mafrt.envs.mixed import MixedTasks, named_sets, repeated, weights_of
 from mafrt.envs.workflows.config import workflow_options
 
 NAME = "math"
+_GENERATED = re.compile(r"\b(stories|arithmetic):validation\b")
 
 
 def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction:
@@ -29,6 +31,9 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
         ConfigError: a setting does not fit the workflow or the team.
         SandboxError: the workflow runs programs, and there is no such sandbox here.
     """
+    if evaluated_split(settings) == TEST and (chosen_by := settings.get("eval_dataset_path")) is not None:
+        # Generated problems that a run chose its weights by have a test of the same kind.
+        settings = {**settings, "eval_dataset_path": _GENERATED.sub(r"\1:test", os.fspath(chosen_by))}
     source = settings.get("dataset_path")
     tasks, held_out = problems(settings)
     notes = []

@@ -122,7 +122,7 @@ class TextArena(Env):
         assert self.num_tasks is not None
         chosen = (options or {}).get("task")
         number = self.rng.randrange(self.num_tasks) if chosen is None else chosen
-        own = FIRST[self.split] + number
+        own = FIRST[self.split or "train"] + number
         self._chance = random.Random(own).getstate()
         self.illegal = False
         self.acted: set[str] = set()
