@@ -78,7 +78,7 @@ class VerifiersEnv(ProgramEnv):
         self._begin_playing()
 
     def _described(self, life: Life) -> Description:
-        return life.load(self.name, self.config, self.split, self.max_tasks)
+        return life.load(self.name, self.config, self.split or "train", self.max_tasks)
 
     @property
     def class_name(self) -> str:
