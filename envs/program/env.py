@@ -71,6 +71,10 @@ class ProgramServer:
     def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
         return self._episode(key).begin(call)
 
+    def count(self, key: str, call: ChatCall) -> int:
+        self._episode(key)
+        raise ApiError(400, "tokens are not counted in training; the 'usage' of each answer tells them")
+
     def reward(self, key: str, body: Any) -> None:
         self._episode(key).post(body)
 
@@ -257,7 +261,9 @@ class ProgramEnv(Env):
 def _reply(call: ChatCall, text: str, how: Sampled) -> ChatReply:
     """The answer of a turn to the call that it came from; a stop text cuts the program's copy."""
     tokens = tuple(Token(*each) for each in how.said()) if call.logprobs and how.said is not None else ()
-    return ChatReply(before_stop(text, call.stop), how.stop == "length", how.prompt_tokens, how.tokens, tokens)
+    text, stopped = before_stop(text, call.stop)
+    cut = how.stop == "length" and not stopped
+    return ChatReply(text, cut, how.prompt_tokens, how.tokens, tokens, stopped)
 
 
 _NUMBERS = itertools.count()

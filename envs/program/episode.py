@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
 import sys
@@ -52,6 +53,17 @@ class Reward:
 def agent_name(model: str) -> str:
     """The agent that a model stands for: names of agents hold no slashes or blanks, as `openai/gpt-5` does."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", model)[:64]
+
+
+def address_of(base_url: str, key: str) -> dict[str, str]:
+    """The environment variables in which the stock clients look for the address and the key of their model."""
+    return {
+        **{"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url, "OPENAI_API_KEY": key},
+        # These clients add /v1 themselves.
+        **{"ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key},
+        # Else the Agents SDK sends what the agents say to OpenAI.
+        "OPENAI_AGENTS_DISABLE_TRACING": os.environ.get("OPENAI_AGENTS_DISABLE_TRACING", "1"),
+    }
 
 
 class ProgramEpisode:

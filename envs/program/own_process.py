@@ -26,9 +26,10 @@ from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 START_S = 120.0
 """for the libraries, or the program's own file, to be imported"""
 
-_FRAMEWORKS = {"agents", "langchain_openai", "langgraph", "litellm", "autogen_ext", "crewai", "dspy", "smolagents"}
-_CLIENTS = {"OpenAI", "AsyncOpenAI", "ChatOpenAI"}
-_ADDRESSES = {"base_url", "openai_api_base", "api_base"}
+_FRAMEWORKS = {"agents", "langchain_openai", "langchain_anthropic", "langgraph", "litellm", "autogen_ext", "crewai",
+               "dspy", "smolagents", "pydantic_ai", "google"}  # fmt: skip
+_CLIENTS = {"OpenAI", "AsyncOpenAI", "ChatOpenAI", "Anthropic", "AsyncAnthropic", "ChatAnthropic"}
+_ADDRESSES = {"base_url", "openai_api_base", "api_base", "anthropic_api_url"}
 _SETTERS = ("set", "configure", "register", "init", "update")
 
 
@@ -163,7 +164,7 @@ def _is_address(key: ast.AST) -> bool:
     """Whether the name of an environment variable may be that of a model's address or key."""
     if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
         return True
-    return any(part in key.value.upper() for part in ("OPENAI", "BASE_URL", "API_BASE", "API_KEY"))
+    return any(part in key.value.upper() for part in ("OPENAI", "ANTHROPIC", "BASE_URL", "API_BASE", "API_KEY"))
 
 
 def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -> bool:

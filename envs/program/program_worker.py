@@ -24,11 +24,14 @@ from mafrt.config.resolve import load_object, user_line
 from mafrt.core.errors import MafrtError
 from mafrt.core.text import brief, error_line, real_number
 from mafrt.environment.worker_process import receive, send
-from mafrt.envs.program.episode import line_of_task, line_of_thread
+from mafrt.envs.program.episode import address_of, line_of_task, line_of_thread
 
 log = logging.getLogger(__name__)
 _DEATH_SIGNAL = 1
-_LATE = ("openai.resources.responses", "openai.resources.chat", "anyio._backends._asyncio")
+_LATE = (
+    *("openai.resources.responses", "openai.resources.chat", "anthropic.resources.messages"),
+    "anyio._backends._asyncio",
+)
 """Imported by the clients in their first call, which would cost every fork most of a second."""
 
 
@@ -37,13 +40,11 @@ def main(words: Sequence[str]) -> int:
     control.setblocking(True)
     # Ends with its channel. A death signal would come when the thread ends that started it, which is an episode's.
     asked = receive(control)
-    imports = [] if asked is None else asked["imports"]
-    for name in [*imports, *(_LATE if imports else ())]:
-        # Imported ahead only to be there for every fork: the program's own import tells its user what is wrong.
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            log.debug("%s cannot be imported ahead: %s", name, error)
+    for name in [] if asked is None else asked["imports"]:
+        _import_ahead(name)
+    for name in _LATE:
+        if name.partition(".")[0] in sys.modules:
+            _import_ahead(name)
     send(control, {"ready": True})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     while True:
@@ -67,15 +68,21 @@ def main(words: Sequence[str]) -> int:
             os._exit(status)
 
 
+def _import_ahead(name: str) -> None:
+    """Import a module to be there for every fork; the program's own import tells its user what is wrong."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        log.debug("%s cannot be imported ahead: %s", name, error)
+
+
 def play(channel: socket.socket, path: str) -> None:
     """Play the one episode of this process."""
     asked = receive(channel)
     if asked is None:
         return
     base_url = asked["base_url"]
-    os.environ.update(OPENAI_BASE_URL=base_url, OPENAI_API_BASE=base_url, OPENAI_API_KEY=asked["key"])
-    # Else the Agents SDK sends what the agents say to OpenAI.
-    os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    os.environ.update(address_of(base_url, asked["key"]))
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

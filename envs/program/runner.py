@@ -24,7 +24,7 @@ from mafrt.config.resolve import check_source, load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import error_line, shortened
 from mafrt.envs.program.coroutines import LOOPS
-from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode, line_of_task, line_of_thread
+from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode, address_of, line_of_task, line_of_thread
 from mafrt.envs.program.own_process import ProgramProcesses, Source
 
 MOST_TASK_BYTES = 100_000
@@ -108,7 +108,7 @@ def _failed(episode: ProgramEpisode, error: BaseException) -> None:
 
 
 def command_runner(command: str, timeout_s: float) -> Start:
-    """Runs a command per episode, with OPENAI_BASE_URL, OPENAI_API_KEY and MAFRT_TASK (JSON) in its environment.
+    """Runs a command per episode, with its address (`address_of`) and MAFRT_TASK (JSON) in its environment.
 
     Its standard input holds the task too, of any length; the environment holds up to `MOST_TASK_BYTES`. The last line
     of its output is the reward (a number or a JSON object), unless it posts one. What it has started ends with it.
@@ -119,9 +119,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
 
     def run(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         text = json.dumps(task)
-        where = {"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url, "OPENAI_API_KEY": episode.key}
-        # Else the Agents SDK sends what the agents say to OpenAI.
-        where["OPENAI_AGENTS_DISABLE_TRACING"] = os.environ.get("OPENAI_AGENTS_DISABLE_TRACING", "1")
+        where = address_of(base_url, episode.key)
         if len(text) <= MOST_TASK_BYTES:
             where["MAFRT_TASK"] = text
         if shutil.which(words[0]) is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import threading
@@ -128,7 +129,7 @@ async def read_body(request: Any, most_mib: float, timeout_s: float = BODY_S) ->
 def parse_body(content: bytes) -> Any:
     """The JSON in a body. Raises RefusedError (400)."""
     try:
-        return clean_deep(json.loads(content, parse_constant=_no_number))
+        return clean_deep(json.loads(content, parse_constant=_no_number, parse_float=_finite))
     except RecursionError:
         raise RefusedError(400, "the request is nested too deeply") from None
     except ValueError as error:
@@ -137,6 +138,13 @@ def parse_body(content: bytes) -> Any:
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):  # it could not be written as JSON again
+        raise ValueError(f"{digits} is too large")
+    return number
 
 
 def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:

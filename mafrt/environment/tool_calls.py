@@ -23,7 +23,8 @@ from mafrt.environment.bare_calls import BAD, BadCall, Call, ToolCall, bare_json
 from mafrt.environment.call_forms import OPENING, read_form
 
 __all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
-           "find_code", "shorten", "split_calls", "tool_message", "visible", "with_types"]  # fmt: skip
+           "find_code", "leading_thought", "shorten", "split_calls", "tool_message", "visible",
+           "with_types"]  # fmt: skip
 
 THINK, THOUGHT = "<think>", "</think>"
 OWN_MARKUP = frozenset((THINK, THOUGHT, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
@@ -92,6 +93,16 @@ def visible(text: str, *, opened: bool = False) -> str:
     if not opened and not any(part.thought for part in parts):
         return text
     return "".join(text[part.start : part.end] for part in parts if not part.thought).strip()
+
+
+def leading_thought(text: str) -> tuple[str, str]:
+    """The thought with which a text begins, without its tags, and the rest; the thought is empty if there is none."""
+    text = text.lstrip()
+    first = next(_parts(text, False), None)
+    if first is None or not first.thought:
+        return "", text
+    thought = text[: first.end].removeprefix(THINK).removesuffix(THOUGHT)
+    return thought.strip(), text[first.end :].lstrip()
 
 
 def find_call(text: str) -> Call | None:

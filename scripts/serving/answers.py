@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.seeding import seed_of
+from mafrt.core.text import shortened
 from mafrt.core.types import Completion
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, before_stop, tokens_of
 from mafrt.environment.chat_api.server import Said
@@ -47,22 +48,18 @@ class TeamAnswers:
         return [*self.team.team.names, *workflow]
 
     def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
-        names = self.models(key)
-        if self.team is None:
-            raise ApiError(503, "the team is being loaded; try again in a moment")
-        if call.model not in names:
-            raise ApiError(404, f"there is no model {call.model!r}; there are {', '.join(names)}", "model_not_found")
+        team = self._team(key, call)
         seed = seed_of(
             call.seed if call.seed is not None else 0, "call", 0 if call.seed is not None else next(self._calls)
         )
-        if call.model not in self.team.team.names:
+        if call.model not in team.team.names:
             _refuse_for_team(call)
             return self._pool.submit(self._workflow, call, seed)
         if (call.temperature is not None and call.temperature > 2) or (
             call.top_p is not None and not 0 < call.top_p <= 1
         ):
             raise ApiError(400, "'temperature' must be at most 2 and 'top_p' in (0, 1]")
-        request = self.team.request(
+        request = team.request(
             call.model,
             call.messages,
             seed,
@@ -76,13 +73,19 @@ class TeamAnswers:
         # Calls of tools are read from the whole text.
         pieces = None
         if call.stream and not call.tool_names:
-            ends = self.team.base.of_agent(call.model).eos_ids
-            pieces = TextPieces(self.team.voices[call.model].tokenizer, call.stop, said, ends)
-        job = self.team.queue.submit(request, pieces)
-        decode = self.team.voices[call.model].tokenizer.decode if call.logprobs else None
+            ends = team.base.of_agent(call.model).eos_ids
+            pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, said, ends)
+        job = team.queue.submit(request, pieces)
+        decode = team.voices[call.model].tokenizer.decode if call.logprobs else None
         job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call.stop, decode))
         answer.add_done_callback(lambda done: job.leave() if done.cancelled() else None)
         return answer
+
+    def count(self, key: str, call: ChatCall) -> int:
+        team = self._team(key, call)
+        if call.model not in team.team.names:
+            raise ApiError(400, f"the tokens of {TEAM!r}, which plays a workflow, are not counted; name an agent")
+        return len(team.request(call.model, call.messages, 0).prompt_ids)
 
     def reward(self, key: str, body: Any) -> None:
         raise ApiError(404, "a served team is not trained, so it takes no rewards")
@@ -92,13 +95,23 @@ class TeamAnswers:
         problem = call.messages[-1]["content"]
         if not problem.strip():
             raise ApiError(400, "the last message, which is the problem, is empty")
-        episode = play_problem(self.team, self.env, problem, seed)
+        episode = play_problem(self.team, self.env, problem, seed, call.max_tokens)
         if episode is None:
             raise ApiError(400, "the problem is too long for the context window", "context_length_exceeded")
         last = episode.turns[-1]
         tokens = sum(len(turn.action_ids) for turn in episode.turns)
         prompts = sum(len(turn.prompt_ids) for turn in episode.turns)
         return ChatReply(visible(last.text), last.stop == "length", prompts, tokens)
+
+    def _team(self, key: str, call: ChatCall) -> TrainedTeam:
+        """The team, which knows the call's model. Raises ApiError."""
+        names = self.models(key)
+        if self.team is None:
+            raise ApiError(503, "the team is being loaded; try again in a moment")
+        if call.model not in names:
+            asked = shortened(call.model)
+            raise ApiError(404, f"there is no model {asked!r}; there are {', '.join(names)}", "model_not_found")
+        return self.team
 
     @staticmethod
     def _refuse(key: str) -> None:
@@ -114,7 +127,6 @@ def _refuse_for_team(call: ChatCall) -> None:
         "stop": call.stop,
         "temperature": call.temperature is not None,
         "top_p": call.top_p is not None,
-        "max_tokens": call.max_tokens is not None,
     }
     if wrong := [name for name, value in given.items() if value]:
         raise ApiError(
@@ -136,6 +148,8 @@ def _pass_on(
         answer.set_exception(error)
         return
     made = done.result()
-    text = before_stop(made.text, stops)
+    text, stopped = before_stop(made.text, stops)
     tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)
-    answer.set_result(ChatReply(text, made.stop == "length", prompt_tokens, len(made.ids), tokens))
+    answer.set_result(
+        ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)
+    )

@@ -33,7 +33,7 @@ class TextPieces:
     def __call__(self, ids: Sequence[int]) -> None:
         said = ids[:-1] if len(ids) and ids[-1] in self._ends else ids
         text = self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        text = before_stop(text, self._stops).rstrip(_HALF)
+        text = before_stop(text, self._stops)[0].rstrip(_HALF)
         certain = text[: len(text) - self._held]
         if len(certain) > self._done:
             self._said(certain[self._done :])

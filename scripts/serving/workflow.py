@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,17 @@ def workflow_of(run: Path) -> MathEnv | None:
     return env if isinstance(env, MathEnv) else None
 
 
-def play_problem(team: TrainedTeam, env: MathEnv, problem: str, seed: int) -> Episode | None:
-    """One episode about `problem`; None if it was cut because a prompt was too long."""
+def play_problem(
+    team: TrainedTeam, env: MathEnv, problem: str, seed: int, max_tokens: int | None = None
+) -> Episode | None:
+    """One episode about `problem`, of turns up to `max_tokens`; None if it was cut because a prompt was too long."""
     own = copy.copy(env.spawn())
     own.tasks = (Task("asked", problem, "0"),)
     main = team.base.main
-    shared = (team.queue, main.tokenizer, team.team, team.sampling, main.context_window, team.reasoning)
+    sampling = {
+        name: replace(how, max_new_tokens=min(how.max_new_tokens, max_tokens or how.max_new_tokens))
+        for name, how in team.sampling.items()
+    }
+    shared = (team.queue, main.tokenizer, team.team, sampling, main.context_window, team.reasoning)
     player = Player(*shared, voices=team.voices)
     return one_episode(player, own, seed)

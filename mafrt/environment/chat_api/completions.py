@@ -110,6 +110,9 @@ class Completions:
     def events(self, call: ChatCall, created: int, past: EarlierAnswers | None = None) -> Events:
         return _Chunks(call, created)
 
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return error.body()
+
 
 def _messages(given: Any) -> list[Message]:
     if not isinstance(given, list) or not given:

@@ -78,6 +78,8 @@ class ChatReply:
     completion_tokens: int = 0
     tokens: tuple[Token, ...] = ()
     """of the answer without its end token; empty unless the call asks for them"""
+    stopped: str = ""
+    """the stop text that ended it; empty if none did"""
 
 
 class Events(Protocol):
@@ -109,6 +111,9 @@ class Api(Protocol):
     """One API: how its requests are read and its answers written."""
 
     path: str
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """The body of an error."""
 
     def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         """Raises ApiError (400) that names the field."""
@@ -163,11 +168,11 @@ class Fields:
             raise ApiError(400, f"{name!r} must be true or false, found {brief(value)}")
         return default if value is None else value
 
-    def stops(self) -> tuple[str, ...]:
-        stop = self.body.get("stop") or []
+    def stops(self, name: str = "stop") -> tuple[str, ...]:
+        stop = self.body.get(name) or []
         stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else None
         if stops is None or len(stops) > MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
-            raise ApiError(400, f"'stop' must be a text or up to {MOST_STOPS} texts, found {brief(stop)}")
+            raise ApiError(400, f"{name!r} must be a text or up to {MOST_STOPS} texts, found {brief(stop)}")
         return stops
 
     def refuse(self, wrong: Mapping[str, tuple[Callable[[Any], bool], str]], known: Collection[str]) -> None:
@@ -357,14 +362,23 @@ def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
 
 
 def _arguments(tool: ToolCall, call: ChatCall) -> str:
-    return clean_text(
-        json.dumps(clean_deep(dict(with_types(tool, call.schemas.get(tool.name, {})))), ensure_ascii=False)
-    )
+    given = _finite(clean_deep(dict(with_types(tool, call.schemas.get(tool.name, {})))))
+    return clean_text(json.dumps(given, ensure_ascii=False))
 
 
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stop texts."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+def _finite(value: Any) -> Any:
+    """`value` with null in place of the numbers that JSON cannot write."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str]:
+    """The text before the first of the stop texts, and that stop text; empty if there is none."""
+    place, stop = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=(len(text), ""))
+    return text[:place], stop
 
 
 def tokens_of(
@@ -404,6 +418,9 @@ def role_of(message: Any, roles: Mapping[str, str], where: str) -> str:
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:
-    """The body of `GET /v1/models`."""
-    models = [{"id": name, "object": "model", "created": 0, "owned_by": "mafrt"} for name in names]
-    return {"object": "list", "data": models}
+    """The body of `GET /v1/models`, for the clients of all APIs."""
+    openai = {"object": "model", "created": 0, "owned_by": "mafrt"}
+    anthropic = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    models = [{"id": name, "display_name": name, **openai, **anthropic} for name in names]
+    ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": models, "has_more": False, **ends}

@@ -168,6 +168,9 @@ class Responses:
     def events(self, call: ChatCall, created: int, past: EarlierAnswers) -> Events:
         return _ResponseEvents(call, created, past)
 
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return error.body()
+
 
 # ---------------------------------------------------------------------------------------------------- reading requests
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.chat_api.completions import COMPLETIONS
+from mafrt.environment.chat_api.messages import MESSAGES
 from mafrt.environment.chat_api.protocol import Api, ApiError, ChatCall, ChatReply, Events, model_list
 from mafrt.environment.chat_api.responses import RESPONSES, KeptItems
 from mafrt.environment.local_server import (
@@ -35,7 +36,7 @@ from mafrt.environment.local_server import (
 
 log = logging.getLogger(__name__)
 
-APIS: tuple[Api, ...] = (COMPLETIONS, RESPONSES)
+APIS: tuple[Api, ...] = (COMPLETIONS, RESPONSES, MESSAGES)
 """Each is one file: another API is one more entry."""
 MOST_UNHEARD = 256
 """Answers of an episode that wait for the client to ask again."""
@@ -57,6 +58,9 @@ class ChatModels(Protocol):
 
     def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
         """Start answering a call. `said` may be called from any thread with pieces of the text. Raises ApiError."""
+
+    def count(self, key: str, call: ChatCall) -> int:
+        """Tokens of a call's prompt. Raises ApiError."""
 
     def reward(self, key: str, body: Any) -> None:
         """Take a posted reward. Raises ApiError."""
@@ -123,8 +127,11 @@ class ChatServer(LocalServer):
 
         routes = []
         for prefix in ("", "/episodes/{key}"):
+            # Anthropic's clients add /v1 to their address, also to one that ends in it already.
+            for again in ("", "/v1"):
+                routes += [Route(f"{prefix}{again}{api.path}", self._calling(api), methods=["POST"]) for api in APIS]
+                routes += [Route(f"{prefix}{again}{MESSAGES.path}/count_tokens", self._count, methods=["POST"])]
             routes += [
-                *(Route(f"{prefix}{api.path}", self._calling(api), methods=["POST"]) for api in APIS),
                 Route(f"{prefix}/v1/models", self._models, methods=["GET"]),
                 Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]),
             ]
@@ -208,6 +215,11 @@ class ChatServer(LocalServer):
         self._check(request)
         return _json_response(model_list(self.answers.models(request.path_params.get("key", ""))))
 
+    async def _count(self, request: Any) -> Any:
+        self._check(request, body=True)
+        call = MESSAGES.counted(await self._json(request))
+        return _json_response({"input_tokens": self.answers.count(request.path_params.get("key", ""), call)})
+
     async def _reward(self, request: Any) -> Any:
         self._check(request, body=True)
         self.answers.reward(request.path_params.get("key", ""), await self._json(request))
@@ -218,8 +230,8 @@ class ChatServer(LocalServer):
         check_caller(request.headers.items(), self.host, body=body, token=self.token is not None)
         if self.token is None:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if not hmac.compare_digest(given, self.token.encode()):
+        keys = (request.headers.get("authorization", "").removeprefix("Bearer "), request.headers.get("x-api-key", ""))
+        if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in keys):
             raise ApiError(401, "the token is wrong or missing; give it as the API key", "invalid_api_key")
 
     async def _json(self, request: Any) -> Any:
@@ -348,20 +360,23 @@ def _json_response(body: Any, status: int = 200) -> Any:
     return JSONResponse(body, status_code=status)
 
 
-async def _error(_: Any, error: Any) -> Any:
-    return _json_response(error.body(), error.status)
+async def _error(request: Any, error: Any) -> Any:
+    """An error in the form of the client's API."""
+    api: Api = MESSAGES if MESSAGES.path in request.url.path or "anthropic-version" in request.headers else COMPLETIONS
+    return _json_response(api.error(error), error.status)
 
 
-async def _refused(_: Any, error: Any) -> Any:
-    return _json_response(ApiError(error.status, str(error)).body(), error.status)
+async def _refused(request: Any, error: Any) -> Any:
+    return await _error(request, ApiError(error.status, str(error)))
 
 
 async def _unknown(request: Any, error: Any) -> Any:
     """An address that is not there: name those that are."""
     there = ", ".join([*(f"POST {api.path}" for api in APIS), "GET /v1/models", "POST /v1/reward"])
     asked = shortened(f"{request.method} {request.url.path}", 200)
-    said = ApiError(error.status_code, f"there is no {asked} here; there are {there}", "unknown_url")
-    return _json_response(said.body(), error.status_code)
+    return await _error(
+        request, ApiError(error.status_code, f"there is no {asked} here; there are {there}", "unknown_url")
+    )
 
 
 def _safely(route: Any) -> Any:
