@@ -33,6 +33,10 @@ from mafrt.envs.program.runner import command_runner, function_runner, start_err
 log = logging.getLogger(__name__)
 
 _ENDED = ApiError(410, "the episode has ended, so its calls are not answered any more", "episode_ended")
+_NO_FORM = (
+    "a JSON schema is not supported in training: tokens that a grammar leaves no choice of would be learnt from as the "
+    "agent's own; say the form in a message and read the answer's JSON yourself"
+)
 _TOO_LONG = ApiError(
     400,
     "the prompt is longer than the context window leaves room for, or the episode was given up",
@@ -69,7 +73,10 @@ class ProgramServer:
         return list(self._episode(key).agents)
 
     def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
-        return self._episode(key).begin(call)
+        episode = self._episode(key)
+        if call.schema:
+            raise ApiError(400, _NO_FORM)
+        return episode.begin(call)
 
     def count(self, key: str, call: ChatCall) -> int:
         self._episode(key)

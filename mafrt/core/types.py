@@ -232,11 +232,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] | None = None
     """tokens that end a generation; None: the base's own end tokens"""
+    schema: str = ""
+    """JSON schema, as JSON, that the text must fit; empty: none. Only the local engine takes one"""
 
     @property
     def truncated(self) -> bool:
         """Whether the support is cut, so that the sampler's log-probs are not the policy's own."""
-        return self.top_p < 1.0 or self.top_k > 0
+        return self.top_p < 1.0 or self.top_k > 0 or bool(self.schema)
 
 
 @dataclass(frozen=True)

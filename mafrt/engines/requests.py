@@ -30,6 +30,8 @@ def check_requests(base: SharedBase, window: int, requests: Sequence[Request]) -
         check_sampling(request.sampling)
         if request.sampling.stop_ids is not None:
             raise ConfigError(f"request {place}: found stop_ids, which only the local engine takes; use stop texts")
+        if request.sampling.schema:
+            raise ConfigError(f"request {place}: found a JSON schema, which only the local engine takes; leave it out")
         tokens = len(request.prompt_ids)
         if not tokens:
             raise ConfigError(f"request {place} (adapter {request.adapter!r}): found an empty prompt, expected tokens")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import shortened
 from mafrt.core.types import Completion
@@ -59,6 +61,8 @@ class TeamAnswers:
             call.top_p is not None and not 0 < call.top_p <= 1
         ):
             raise ApiError(400, "'temperature' must be at most 2 and 'top_p' in (0, 1]")
+        if call.schema and not getattr(team.queue.engine, "joins", False):
+            raise ApiError(400, "a JSON schema is not supported by this engine; serve the team with --engine local")
         request = team.request(
             call.model,
             call.messages,
@@ -67,6 +71,7 @@ class TeamAnswers:
             temperature=call.temperature,
             top_p=call.top_p,
             stop=call.stop or None,
+            schema=call.schema or None,
         )
         answer: Future[ChatReply] = Future()
         prompt_tokens = len(request.prompt_ids)
@@ -77,7 +82,7 @@ class TeamAnswers:
             pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, said, ends)
         job = team.queue.submit(request, pieces)
         decode = team.voices[call.model].tokenizer.decode if call.logprobs else None
-        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call.stop, decode))
+        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call, decode))
         answer.add_done_callback(lambda done: job.leave() if done.cancelled() else None)
         return answer
 
@@ -124,6 +129,7 @@ def _refuse_for_team(call: ChatCall) -> None:
     given = {
         "logprobs": call.logprobs,
         "tools": bool(call.tool_names),
+        "response_format": bool(call.schema),
         "stop": call.stop,
         "temperature": call.temperature is not None,
         "top_p": call.top_p is not None,
@@ -134,21 +140,33 @@ def _refuse_for_team(call: ChatCall) -> None:
         )
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _pass_on(
     done: Future[Completion],
     answer: Future[ChatReply],
     prompt_tokens: int,
-    stops: Sequence[str],
+    call: ChatCall,
     decode: Callable[[list[int]], str] | None,
 ) -> None:
     """Turn the engine's completion, or its error, into the reply; a call that was abandoned takes none."""
     if done.cancelled() or not answer.set_running_or_notify_cancel():
         return
     if (error := done.exception()) is not None:
-        answer.set_exception(error)
+        wrong = isinstance(error, (ConfigError, MissingExtraError))  # with the request: nothing was sampled
+        answer.set_exception(ApiError(400, str(error)) if wrong else error)
         return
     made = done.result()
-    text, stopped = before_stop(made.text, stops)
+    text, stopped = before_stop(made.text, call.stop)
+    if call.schema and made.stop == "eos" and not _is_json(text):
+        answer.set_exception(ApiError(500, "the JSON schema is too large for its grammar, which ended the answer"))
+        return
     tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)
     answer.set_result(
         ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)

@@ -19,6 +19,7 @@ from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.decoder import DecodeModel
 
 if TYPE_CHECKING:
+    from mafrt.engines.local.grammar import Grammar, Grammars
     from mafrt.models.shared_base import SharedBase
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class LocalEngine:
         self.max_batch_rows = max_batch_rows
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._grammars: Grammars | None = None
         self._decoding = decoding
         self.transcripts: TranscriptCache | ModelCachePrompts = TranscriptCache(base)
         self._gathered = 0
@@ -139,6 +141,10 @@ class LocalEngine:
                 f"{window - 1} (the model's context window of {window} less one to answer); shorten the observation"
             )
 
+        if request.sampling.schema:
+            ids = request.sampling.stop_ids
+            self._grammar(request.sampling.schema, self._eos if ids is None else frozenset(ids))
+
     @property
     def joins(self) -> bool:
         """Whether further requests may join a running batch."""
@@ -164,7 +170,7 @@ class LocalEngine:
         return [(row.member, completion_of(row, self.base)) for row in batch.step()]
 
     def _parts(self) -> EngineParts:
-        return EngineParts(self.base, self._model, self._eos, self._watch, self.transcripts)
+        return EngineParts(self.base, self._model, self._eos, self._watch, self._grammar, self.transcripts)
 
     def _run(
         self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]
@@ -181,6 +187,13 @@ class LocalEngine:
         if stops not in self._stops:
             self._stops[stops] = StopStrings(self.base.tokenizer, stops)
         return self._stops[stops]
+
+    def _grammar(self, schema: str, ends: frozenset[int]) -> Grammar:
+        if self._grammars is None:
+            from mafrt.engines.local.grammar import Grammars
+
+            self._grammars = Grammars(self.base.tokenizer)
+        return self._grammars.of(schema, ends)
 
     def _blame(self, error: NonFiniteLogitsError, batch: list[SamplingGroup]) -> NonFiniteLogitsError:
         """Name the adapters whose weights are not finite, if there are any.

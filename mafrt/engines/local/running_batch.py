@@ -23,6 +23,7 @@ from mafrt.models.kv_cache import PromptKV, joined
 from mafrt.models.outside_text import answer_text
 
 if TYPE_CHECKING:
+    from mafrt.engines.local.grammar import Grammar
     from mafrt.models.shared_base import SharedBase
 
 COMPACT_AT = 1 / 4
@@ -50,6 +51,7 @@ class SamplingRow:
     ends: frozenset[int]
     """tokens that end it"""
     stops: StopStrings | None
+    grammar: Grammar | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
@@ -68,6 +70,7 @@ class EngineParts:
     model: DecodeModel
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
+    grammar: Callable[[str, frozenset[int]], Grammar]
     transcripts: TranscriptCache | ModelCachePrompts
 
 
@@ -97,6 +100,9 @@ class RunningBatch:
 
     def step(self) -> list[SamplingRow]:
         """Sample one token for every live row; returns the rows that this has ended."""
+        for place in self._live:
+            if (grammar := self.rows[place].grammar) is not None:
+                grammar.bar(self._logits[place])
         ids, logprobs, totals = self._sampler.drawn(self._logits, self._step)
         self._step += 1
         # All that the host needs of a step in one transfer, since each waits for the device. Doubles hold them exactly.
@@ -147,7 +153,10 @@ class RunningBatch:
                 limit = min(request.sampling.max_new_tokens, room)
                 ids = request.sampling.stop_ids
                 ends = self._parts.eos if ids is None else frozenset(ids)
-                rows.append(SamplingRow(member, request, limit, ends, self._parts.watch(request.sampling.stop)))
+                stops, grammar = self._parts.watch(request.sampling.stop), None
+                if request.sampling.schema:
+                    grammar = self._parts.grammar(request.sampling.schema, ends)
+                rows.append(SamplingRow(member, request, limit, ends, stops, grammar))
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
@@ -186,6 +195,8 @@ class RunningBatch:
             row, token = rows[place], ids[place]
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
+            if row.grammar is not None:
+                row.grammar.take(token)
             # Before the stop strings, so that a turn which ends in both counts as ended by itself.
             if token in row.ends:
                 row.stop = "eos"

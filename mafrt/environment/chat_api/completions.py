@@ -10,7 +10,6 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
-    NO_FORM,
     ROLES,
     ApiError,
     ChatCall,
@@ -19,8 +18,8 @@ from mafrt.environment.chat_api.protocol import (
     Events,
     Fields,
     functions_of,
-    is_text_form,
     parts_of,
+    read_form,
     read_tools,
     role_of,
     shown_logprobs,
@@ -33,7 +32,7 @@ _ROLES = {**ROLES, "tool": "tool", "function": "tool"}
 
 _READ = {
     *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
-    *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs"),
+    *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs", "response_format"),
 }
 _HARMLESS = {
     # For the provider's books and caches.
@@ -45,7 +44,6 @@ _HARMLESS = {
 _REFUSED = {
     "n": (lambda value: value == 1, "must be 1; make one call for each answer"),
     "top_logprobs": (lambda value: value == 0, "must be 0: only the log-probabilities of the sampled tokens are known"),
-    "response_format": (is_text_form, NO_FORM),
     "logit_bias": (lambda value: value == {}, "is not supported: it would change the policy that is sampled"),
     "frequency_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
     "presence_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
@@ -81,6 +79,7 @@ class Completions:
             tool_names=tools.names,
             schemas=tools.schemas,
             one_call=one,
+            schema=read_form(body.get("response_format"), "response_format", tools),
             logprobs=fields.flag("logprobs"),
             max_tokens=fields.number("max_tokens", int, 1) if most is None else most,
             temperature=fields.number("temperature", float, 0),

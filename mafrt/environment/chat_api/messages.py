@@ -11,7 +11,6 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
-    NO_FORM,
     ApiError,
     ChatCall,
     ChatReply,
@@ -20,6 +19,7 @@ from mafrt.environment.chat_api.protocol import (
     Fields,
     functions_of,
     parts_of,
+    read_form,
     read_tools,
     role_of,
     text_of,
@@ -74,8 +74,8 @@ class Messages:
     def _call(fields: Fields, model: str, **more: Any) -> ChatCall:
         body = fields.body
         config = body.get("output_config") or {}
-        if not isinstance(config, dict) or config.get("format") is not None:
-            raise ApiError(400, f"'output_config.format' {NO_FORM}")
+        if not isinstance(config, dict):
+            raise ApiError(400, f"'output_config' must be an object, found {brief(config)}")
         _thinks(body)
         choice, one = _choice(body.get("tool_choice"))
         tools = read_tools(functions_of(_functions(body.get("tools")), nested=False), choice, one=one)
@@ -85,6 +85,7 @@ class Messages:
             tool_names=tools.names,
             schemas=tools.schemas,
             one_call=one,
+            schema=read_form(config.get("format"), "output_config.format", tools),
             temperature=fields.number("temperature", float, 0, 1),
             top_p=fields.number("top_p", float, 0, 1),
             stop=fields.stops("stop_sequences"),

@@ -54,6 +54,8 @@ class ChatCall:
     """name of a tool -> JSON schema of its arguments"""
     one_call: bool = False
     """whether at most one tool may be called in an answer"""
+    schema: str = ""
+    """JSON schema, as JSON, that the answer must fit; empty for plain text"""
     logprobs: bool = False
     """whether the answer shows its tokens with their log-probabilities"""
     max_tokens: int | None = None
@@ -194,17 +196,6 @@ class Fields:
                 raise ApiError(400, f"{name!r} {sentence}")
 
 
-def is_text_form(value: Any) -> bool:
-    """Whether a response format asks for plain text."""
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-NO_FORM = (
-    "is not supported: answers are sampled without a grammar; say the form in a message and read the answer's JSON "
-    "yourself"
-)
-
-
 @dataclass(frozen=True)
 class Tools:
     """The tools that a request offers, and how they are to be used."""
@@ -262,6 +253,23 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
             f"found {brief(choice)}",
         )
     return Tools(tuple(function for function in functions if function["name"] == name), must=name, one=one)
+
+
+def read_form(given: Any, where: str, tools: Tools) -> str:
+    """The JSON schema that a response format asks for, as JSON; empty for plain text. Raises ApiError (400)."""
+    kind = given.get("type") if isinstance(given, dict) else given
+    if given is None or kind == "text":
+        return ""
+    schema: Any = {"type": "object"}
+    if kind == "json_schema":
+        schema = (given["json_schema"] if isinstance(given.get("json_schema"), dict) else given).get("schema")
+    elif kind != "json_object":
+        raise ApiError(400, f"{where!r} must be of type text, json_object or json_schema, found {brief(kind)}")
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"{where!r} must have a 'schema' that is an object, found {brief(schema)}")
+    if tools.functions:
+        raise ApiError(400, f"{where!r} leaves no room for a call of a tool; give it in a call without 'tools'")
+    return json.dumps(schema)
 
 
 def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:

@@ -18,7 +18,6 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
-    NO_FORM,
     ROLES,
     ApiError,
     ChatCall,
@@ -27,8 +26,8 @@ from mafrt.environment.chat_api.protocol import (
     Events,
     Fields,
     functions_of,
-    is_text_form,
     parts_of,
+    read_form,
     read_tools,
     role_of,
     shown_logprobs,
@@ -132,8 +131,8 @@ class Responses:
         ):
             raise ApiError(400, f"'include' may hold {LOGPROBS} alone, found {brief(include)}")
         text = body.get("text") or {}
-        if not isinstance(text, dict) or not (text.get("format") is None or is_text_form(text["format"])):
-            raise ApiError(400, f"'text.format' {NO_FORM}")
+        if not isinstance(text, dict):
+            raise ApiError(400, f"'text' must be an object, found {brief(text)}")
         instructions = body.get("instructions")
         if instructions is not None and not isinstance(instructions, str):
             raise ApiError(400, f"'instructions' must be a text, found {brief(instructions)}")
@@ -153,6 +152,7 @@ class Responses:
             tool_names=tools.names,
             schemas=tools.schemas,
             one_call=one,
+            schema=read_form(text.get("format"), "text.format", tools),
             logprobs=LOGPROBS in include,
             max_tokens=fields.number("max_output_tokens", int, 1),
             temperature=fields.number("temperature", float, 0),

@@ -1,0 +1,116 @@
+"""Answers that must fit a JSON schema: the tokens that may come next, told by llguidance.
+
+The other tokens are barred before one is drawn, so that a token's log-probability is that of the barred distribution.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
+from mafrt.core.text import shortened
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_SCHEMAS = 256
+"""that are kept compiled"""
+_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As `json.dumps` writes. With free white space a small model may write nothing else."""
+
+
+class Grammars:
+    """The grammars of an engine, compiled once for each schema.
+
+    Args:
+        tokenizer: of the base.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._read: dict[frozenset[int], LLTokenizer] = {}
+        self._compiled: OrderedDict[tuple[str, frozenset[int]], LLMatcher] = OrderedDict()
+
+    def of(self, schema: str, ends: frozenset[int]) -> Grammar:
+        """A grammar at its beginning.
+
+        Args:
+            schema: JSON schema, as JSON.
+            ends: tokens that end an answer.
+
+        Raises:
+            ConfigError: no grammar covers the schema, or the tokenizer is of a kind that llguidance does not know.
+            MissingExtraError: llguidance is missing.
+        """
+        key = schema, ends
+        if key not in self._compiled:
+            self._compiled[key] = self._made(schema, ends)
+            while len(self._compiled) > MOST_SCHEMAS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return Grammar(self._compiled[key].deep_copy(), ends)
+
+    def _made(self, schema: str, ends: frozenset[int]) -> LLMatcher:
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise MissingExtraError(f"A JSON schema needs llguidance ({error}); run: {install('serve')}") from None
+        try:
+            matcher = LLMatcher(
+                self._vocabulary(ends), LLMatcher.grammar_from_json_schema(schema, overrides=_FORM), log_level=0
+            )
+        except ValueError as error:
+            raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
+        if matcher.is_error():
+            raise ConfigError(f"no grammar covers this JSON schema ({shortened(matcher.get_error(), 200)})")
+        return matcher
+
+    def _vocabulary(self, ends: frozenset[int]) -> LLTokenizer:
+        if ends not in self._read:
+            from llguidance import LLTokenizer
+
+            if not ends:
+                raise ConfigError("an answer that must fit a JSON schema needs a token that ends it; there is none")
+            try:
+                # A copy, since padding and truncation are no part of the vocabulary.
+                backend = copy.copy(self._tokenizer.backend_tokenizer)
+                backend.no_padding()
+                backend.no_truncation()
+                self._read[ends] = LLTokenizer(backend.to_str(), eos_token=sorted(ends))
+            except (AttributeError, ValueError) as error:
+                raise ConfigError(
+                    f"this base's tokenizer is of a kind that llguidance does not know ({shortened(str(error), 120)}), "
+                    "so answers cannot be held to a JSON schema"
+                ) from None
+        return self._read[ends]
+
+
+class Grammar:
+    """The grammar of one answer, which follows its tokens."""
+
+    def __init__(self, matcher: LLMatcher, ends: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, ends
+
+    def bar(self, logits: Tensor) -> None:
+        """Set the logits `[V]` of tokens that may not come next to -inf, in place.
+
+        A grammar that reaches a bound of its library leaves the end tokens alone; the answer is then no whole JSON.
+        """
+        allowed = torch.zeros(len(logits), dtype=torch.bool)
+        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        known = (bits.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).flatten()[: len(logits)]
+        allowed[: len(known)] = known.bool()
+        if self._matcher.is_error() or not allowed.any():
+            allowed[sorted(self._ends)] = True
+        logits.masked_fill_(~allowed.to(logits.device), float("-inf"))
+
+    def take(self, token: int) -> None:
+        """Go on behind a token."""
+        if token not in self._ends:
+            self._matcher.consume_token(token)

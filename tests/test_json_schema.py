@@ -1,0 +1,249 @@
+"""Answers that must fit a JSON schema: the engine's samples, a served team in all three APIs, and the refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Literal
+
+import anthropic
+import pytest
+import torch
+from helpers_extras import need
+from helpers_models import tiny_base
+from openai import BadRequestError, OpenAI
+from pydantic import BaseModel
+
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import AgentSpec, Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Completion, Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.requests import check_requests
+from mafrt.environment.chat_api.server import ChatServer
+from mafrt.environment.registry import make_env
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners.build import voices_of
+from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.engine_queue import EngineQueue
+from mafrt.scripts.serving.trained_team import TrainedTeam
+
+need("llguidance")
+
+TEAM = Team((AgentSpec("actor", prompt="Solve."),))
+ASK = [{"role": "user", "content": "2+2"}]
+
+
+class Move(BaseModel):
+    """A move of a game."""
+
+    model_config = {"extra": "forbid"}
+    piece: Literal["king", "rook"]
+    takes: bool
+    steps: list[Literal[1, 2]]
+
+
+@pytest.fixture(scope="module")
+def base():
+    base = SharedBase.load("teaching-base")
+    base.add_adapter("actor", LoraSpec(), seed=0)
+    return base
+
+
+@pytest.fixture(scope="module")
+def served(base):
+    sampling = {"actor": SamplingParams(max_new_tokens=120)}
+    team = TrainedTeam(TEAM, base, EngineQueue(LocalEngine(base)), sampling, voices_of(base, TEAM, None), "auto")
+    answers = TeamAnswers()
+    answers.ready(team, None)
+    server = ChatServer(answers)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        yield server, team, client
+    server.close()
+    team.close()
+
+
+def request(base, seed, **how):
+    ids = base.tokenizer.encode("2 + 2 =", add_special_tokens=False)
+    return Request(ids, None, SamplingParams(**{"max_new_tokens": 60, **how}), seed)
+
+
+# ---------------------------------------------------------------------------------------------------------- the engine
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits"),
+    [
+        ({"enum": ["yes", "no"]}, lambda value: value in ("yes", "no")),
+        ({"type": "boolean"}, lambda value: isinstance(value, bool)),
+        ({"type": "integer", "minimum": 3, "maximum": 7}, lambda value: 3 <= value <= 7),
+        ({"type": "string", "maxLength": 4}, lambda value: len(value) <= 4),
+        ({"type": "string", "pattern": "^[ab]{2}$"}, lambda value: set(value) <= {"a", "b"} and len(value) == 2),
+        ({"const": {"é": None}}, lambda value: value == {"é": None}),
+        (
+            {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+            lambda value: 1 <= len(value) <= 2,
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/x"}},
+                "required": ["a"],
+                "additionalProperties": False,
+                "$defs": {"x": {"anyOf": [{"type": "null"}, {"type": "boolean"}]}},
+            },
+            lambda value: value.keys() == {"a"} and value["a"] in (None, True, False),
+        ),
+    ],
+    ids=lambda each: json.dumps(each)[:40] if isinstance(each, dict) else "",
+)
+def test_samples_fit_the_schema(base, schema, fits):
+    engine, said = LocalEngine(base), json.dumps(schema)
+    asked = [request(base, seed, schema=said, temperature=t) for seed in range(4) for t in (0.0, 1.0, 3.0)]
+    for made in engine.generate(asked):
+        assert made.stop == "eos" and fits(json.loads(made.text))
+
+
+def test_log_probabilities_are_those_of_the_barred_distribution(base):
+    """Of each token: its logit among those of the tokens that the grammar leaves."""
+    words = {"type": "string", "enum": ["a", "b"]}
+    [made] = LocalEngine(base).generate([request(base, 1, schema=json.dumps(words))])
+    prompt = list(request(base, 1).prompt_ids)
+    both = [base.tokenizer.encode(text, add_special_tokens=False) for text in ('"a"', '"b"')]
+    assert [len(ids) for ids in both] == [3, 3] and made.ids[:3] in both
+    chosen = both.index(made.ids[:3])
+    opened = both[0][:1]
+    states = base.forward(torch.tensor([prompt + opened]), None, torch.tensor([base.adapter_index(None)]))
+    scores, _ = base.token_logprobs(states[0, -1:].repeat(2, 1), torch.tensor([ids[1] for ids in both]))
+    scores = scores.tolist()
+    expected = scores[chosen] - math.log(sum(map(math.exp, scores)))
+    assert made.logprobs == pytest.approx([0.0, expected, 0.0, 0.0], abs=1e-4)
+    assert SamplingParams(schema="{}").truncated
+
+
+def test_neighbours_are_not_touched(base):
+    engine = LocalEngine(base)
+    [alone] = engine.generate([request(base, 5)])
+    both = engine.generate([request(base, 3, schema='{"type": "boolean"}'), request(base, 5)])
+    assert (both[1].ids, both[1].logprobs) == (alone.ids, pytest.approx(alone.logprobs, abs=1e-5))
+    assert json.loads(both[0].text) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"not": {"type": "string"}}',
+        '{"type": "array", "uniqueItems": true}',
+        '{"$ref": "#/nothing"}',
+        '{"$ref": "http://127.0.0.1:1/x"}',
+        '{"type": "frog"}',
+        '{"type": "string", "pattern": "(?=a)b"}',
+        '{"type": "string", "pattern": "("}',
+        '{"if": {}, "then": {}}',
+        '{"allOf": [{"type": "string"}, {"type": "integer"}]}',
+        '{"type": "object", "propertyNames": {"pattern": "a"}}',
+        '{"type": "string", "format": "zip"}',
+        '{"enum": []}',
+        '{"properties": []}',
+        '{"type": "string", "minLength": 5, "maxLength": 2}',
+        "[]",
+        "7",
+        "{",
+    ],
+)
+def test_schemas_that_no_grammar_covers_get_a_sentence(base, schema):
+    with pytest.raises(ConfigError, match="no grammar covers this JSON schema") as error:
+        LocalEngine(base).generate([request(base, 1, schema=schema)])
+    assert "\n" not in str(error.value)
+
+
+def test_engines_and_bases_that_cannot_say_so(base):
+    asked = request(base, 1, schema='{"type": "boolean"}')
+    with pytest.raises(ConfigError, match="only the local engine takes"):
+        check_requests(base, 100, [asked])
+    with pytest.raises(ConfigError, match="a token that ends it"):
+        LocalEngine(base, eos_ids=()).generate([asked])
+    tiny = tiny_base()
+    with pytest.raises(ConfigError, match="tokenizer"):
+        LocalEngine(tiny).generate([Request([5, 6], None, asked.sampling, 1)])
+
+
+# ------------------------------------------------------------------------------------------------------------- serving
+
+
+def test_completions(served):
+    _, _, client = served
+    form = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
+    for seed in range(3):
+        choice = client.chat.completions.create(
+            model="actor", messages=ASK, seed=seed, response_format=form, logprobs=True
+        ).choices[0]
+        if choice.finish_reason == "stop":
+            Move.model_validate_json(choice.message.content)
+        assert max(token.logprob for token in choice.logprobs.content) == 0.0  # tokens without a choice
+    small = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes", "no"]}}}
+    chunks = client.chat.completions.create(model="actor", messages=ASK, response_format=small, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) in ('"yes"', '"no"')
+    cut = client.chat.completions.create(model="actor", messages=ASK, response_format=small, max_tokens=1).choices[0]
+    assert cut.finish_reason == "length"
+    asked = {"model": "actor", "messages": ASK, "max_tokens": 40, "response_format": {"type": "json_object"}}
+    assert client.chat.completions.create(**asked).choices[0].message.content.startswith("{")
+
+
+class Verdict(BaseModel):
+    model_config = {"extra": "forbid"}
+    right: bool
+
+
+def test_the_clients_own_ways_to_ask_for_a_form(served):
+    server, _, client = served
+    parsed = client.chat.completions.parse(model="actor", messages=ASK, response_format=Verdict).choices[0].message
+    assert parsed.parsed.right in (True, False)
+    assert client.responses.parse(model="actor", input="2+2", text_format=Verdict).output_parsed.right in (True, False)
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=60) as llm:
+        form = {"format": {"type": "json_schema", "schema": Verdict.model_json_schema()}}
+        reply = llm.messages.create(model="actor", max_tokens=40, messages=ASK, output_config=form)
+        assert Verdict.model_validate_json(reply.content[0].text)
+
+
+def test_what_cannot_be_honoured_is_refused(served):
+    server, team, client = served
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    with pytest.raises(BadRequestError, match="no grammar covers this JSON schema") as error:
+        client.chat.completions.create(model="actor", messages=ASK, response_format=wrong)
+    assert error.value.status_code == 400
+    assert client.chat.completions.create(model="actor", messages=ASK).choices  # the engine goes on
+    form = {"format": {"type": "json_schema", "schema": {"not": {}}}}
+    llm = anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=60)
+    with llm, pytest.raises(anthropic.BadRequestError, match="no grammar covers"):
+        llm.messages.create(model="actor", max_tokens=40, messages=ASK, output_config=form)
+
+    class Whole:
+        def generate(self, requests):
+            return [Completion([1], [0.0], "eos", "no JSON", 0)]
+
+    before, team.queue = team.queue, EngineQueue(Whole())
+    try:
+        with pytest.raises(BadRequestError, match="--engine local"):
+            client.chat.completions.create(model="actor", messages=ASK, response_format={"type": "json_object"})
+    finally:
+        team.queue.close()
+        team.queue = before
+
+
+def test_training_refuses_a_form(tmp_path):
+    (tmp_path / "forms.py").write_text(
+        "from openai import AsyncOpenAI, BadRequestError\n"
+        "async def run(task, base_url):\n"
+        "    async with AsyncOpenAI(base_url=base_url, api_key='x') as llm:\n"
+        "        ask = {'model': 'a', 'messages': [{'role': 'user', 'content': 'x'}]}\n"
+        "        try:\n"
+        "            await llm.chat.completions.create(**ask, response_format={'type': 'json_object'})\n"
+        "        except BadRequestError as error:\n"
+        "            said = 'not supported in training' in str(error)\n"
+        "        await llm.chat.completions.create(**ask)\n"
+        "    return float(said)\n"
+    )
+    env = make_env("program", program=f"{tmp_path / 'forms.py'}:run", agents=["a"])
+    assert list(env.reset(seed=1)[0]["a"]) == [{"role": "user", "content": "x"}]
+    assert env.step({"a": "x"}).info["outcome"] == 1.0
