@@ -69,3 +69,9 @@ def test_pydantic_ai(model):
 def test_smolagents():
     seen, outcome = played("smolagents", answers=(CALLED, call("final_answer", answer="5")))
     assert outcome == 1.0 and len(seen) == 2 and "5" in seen[1][-1]["content"]
+
+
+@pytest.mark.slow
+def test_crewai():
+    seen, outcome = played("crewai", answers=(CALLED, "five"))
+    assert outcome == 1.0 and len(seen) == 2 and seen[1][-1] == {"role": "tool", "content": "5"}
