@@ -75,3 +75,10 @@ def test_smolagents():
 def test_crewai():
     seen, outcome = played("crewai", answers=(CALLED, "five"))
     assert outcome == 1.0 and len(seen) == 2 and seen[1][-1] == {"role": "tool", "content": "5"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tongue", ["anthropic", "openai"])
+def test_google_adk(tongue):
+    seen, outcome = played("google.adk", tongue, answers=(CALLED, "five"))
+    assert outcome == 1.0 and len(seen) == 2 and "5" in seen[1][-1]["content"] and seen[1][-1]["role"] == "tool"
