@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_SCHEMAS = 256
 """that are kept compiled"""
-_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes. With free white space a small model may write nothing else."""
 
 
