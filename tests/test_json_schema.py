@@ -144,6 +144,8 @@ def test_neighbours_are_not_touched(base):
         '{"type": "object", "propertyNames": {"pattern": "a"}}',
         '{"type": "string", "format": "zip"}',
         '{"enum": []}',
+        '{"type": "array", "minItems": 1000000000}',
+        '{"items": [{"type": "string", "maxLength": 1e9}]}',
         '{"properties": []}',
         '{"type": "string", "minLength": 5, "maxLength": 2}',
         "[]",

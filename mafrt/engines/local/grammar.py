@@ -6,6 +6,7 @@ The other tokens are barred before one is drawn, so that a token's log-probabili
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 MOST_SCHEMAS = 256
 """that are kept compiled"""
+MOST_CHARACTERS = 65_536
+"""of a schema"""
+MOST_COUNT = 1000
+"""of `minItems` and its like: a grammar writes each of them out"""
+_COUNTS = frozenset(
+    f"{edge}{what}" for edge in ("min", "max") for what in ("Items", "Length", "Properties", "Contains")
+)
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes. With free white space a small model may write nothing else."""
 
@@ -61,6 +69,7 @@ class Grammars:
             from llguidance import LLMatcher
         except ImportError as error:
             raise MissingExtraError(f"A JSON schema needs llguidance ({error}); run: {install('serve')}") from None
+        _check_size(schema)
         try:
             matcher = LLMatcher(
                 self._vocabulary(ends), LLMatcher.grammar_from_json_schema(schema, overrides=_FORM), log_level=0
@@ -89,6 +98,22 @@ class Grammars:
                     "so answers cannot be held to a JSON schema"
                 ) from None
         return self._read[ends]
+
+
+def _check_size(schema: str) -> None:
+    """Raise ConfigError for a schema whose grammar would take long, or all memory."""
+    if len(schema) > MOST_CHARACTERS:
+        raise ConfigError(f"the JSON schema has {len(schema)} characters, and may have {MOST_CHARACTERS}; shorten it")
+    try:
+        parts = [json.loads(schema)]
+    except ValueError as error:
+        raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        for name in _COUNTS & part.keys() if isinstance(part, dict) else ():
+            if isinstance(part[name], (int, float)) and part[name] > MOST_COUNT:
+                raise ConfigError(f"no grammar covers this JSON schema ({name} may be at most {MOST_COUNT})")
 
 
 class Grammar:
