@@ -21,6 +21,7 @@ from mafrt.envs.program.own_process import Source
 from mafrt.runners.on_policy import OnPolicy
 
 ASK = [{"role": "user", "content": "2+3?"}]
+VERSION = {"anthropic-version": "2023-06-01", "content-type": "application/json"}
 ADD = {
     "name": "add",
     "description": "Adds.",
@@ -296,7 +297,7 @@ LONG = int("9" * 400)
 def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
     models, client = served
     body = {"model": "a", "max_tokens": 9, "messages": ASK, **more}
-    reply = httpx.post(f"{client.base_url}/v1/messages", json=body)
+    reply = httpx.post(f"{client.base_url}/v1/messages", json=body, headers=VERSION)
     told = reply.json()
     assert reply.status_code == 400 and not models.calls
     assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error" and told["error"]["message"]
@@ -313,7 +314,7 @@ def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
 )
 def test_bytes_that_are_no_request_get_the_same_form(served, content, status, kind):
     _, client = served
-    reply = httpx.post(f"{client.base_url}/v1/messages", content=content, headers={"content-type": "application/json"})
+    reply = httpx.post(f"{client.base_url}/v1/messages", content=content, headers=VERSION)
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
 
 
@@ -324,7 +325,9 @@ def test_wild_texts_do_no_harm(served):
     for stream in (False, True):
         body = {"model": "a", "max_tokens": 9, "system": "\ud800", "messages": ASK, "tools": [tool], "stream": stream}
         reply = httpx.post(
-            f"{client.base_url}/v1/messages", content=json.dumps(body), headers={"content-type": "application/json"}
+            f"{client.base_url}/v1/messages",
+            content=json.dumps(body),
+            headers=VERSION,
         )
         assert reply.status_code == 200 and "f\ufffd" in reply.text and "Infinity" not in reply.text
 
@@ -453,3 +456,9 @@ def test_several_wait_side_by_side(served):
             return await asyncio.gather(*made)
 
     assert [reply.content[0].text for reply in asyncio.run(many())] == ["five"] * 20 and len(models.calls) == 20
+
+
+def test_a_request_without_the_version_is_no_clients_of_this_api(served):
+    _, client = served
+    reply = httpx.post(f"{client.base_url}/v1/messages", json={"model": "a", "max_tokens": 9, "messages": ASK})
+    assert reply.status_code == 400 and "anthropic-version" in reply.json()["error"]["message"]

@@ -60,6 +60,7 @@ class Completions:
     """Chat Completions as an `Api`."""
 
     path = "/v1/chat/completions"
+    header = ""
 
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)

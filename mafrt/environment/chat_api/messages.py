@@ -53,6 +53,7 @@ class Messages:
     """Messages as an `Api`."""
 
     path = "/v1/messages"
+    header = "anthropic-version"
 
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)

@@ -113,6 +113,8 @@ class Api(Protocol):
     """One API: how its requests are read and its answers written."""
 
     path: str
+    header: str
+    """of every request of its clients; empty: none"""
 
     def error(self, error: ApiError) -> dict[str, Any]:
         """The body of an error."""

@@ -120,6 +120,7 @@ class Responses:
     """Responses as an `Api`."""
 
     path = "/v1/responses"
+    header = ""
 
     def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         fields = Fields(body)

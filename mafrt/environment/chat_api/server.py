@@ -149,6 +149,8 @@ class ChatServer(LocalServer):
 
         self._check(request, body=True)
         key, body = request.path_params.get("key", ""), await self._json(request)
+        if api.header and api.header not in request.headers:
+            raise ApiError(400, f"{api.header}: header is required, as the clients of this API send it")
         past, created = self._kept.of(key), int(time.time())
         call = replace(api.parse(body, past), session=request.headers.get("x-session-id", "")[:200])
         running = _Running(self.limits.timeout_s)
