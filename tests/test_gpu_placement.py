@@ -24,6 +24,7 @@ from mafrt.core.shipped import base_folder
 from mafrt.engines.vllm.gpu_layout import check_gpus, vllm_gpus
 from mafrt.engines.vllm.in_process import VllmEngine, _environment
 from mafrt.models.compute import Compute
+from mafrt.models.gpu.compute import GpuCompute
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners import build
@@ -102,7 +103,7 @@ def test_a_base_that_goes_to_a_gpu_gets_no_form_of_the_cpu():
     stays = SharedBase(tiny_model(), tiny_tokenizer())
     goes = SharedBase(tiny_model(), tiny_tokenizer(), goes_to="cuda:1")
     names = {base: {type(part).__mro__[0].__module__ for part in base.model.modules()} for base in (stays, goes)}
-    assert type(goes.compute) is Compute and goes.context.packed is None
+    assert type(goes.compute) is GpuCompute and goes.context.packed is None
     assert not any(name.startswith("mafrt.cpu") for name in names[goes])
     if type(stays.compute) is not Compute:
         assert stays.context.packed is not None, "or the comparison means nothing"

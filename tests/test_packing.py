@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 
 import pytest
 import torch
@@ -192,9 +193,17 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
 
 
 def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog):
-    for name in ("flash_attention_2", "flex_attention", "nonsense"):
-        with pytest.raises(ModelError, match=f"'{name}' cannot mask the beginnings that rows share; give 'sdpa'"):
+    for name in ("flex_attention", "paged|sdpa", "nonsense"):
+        with pytest.raises(
+            ModelError, match=re.escape(f"'{name}' cannot mask the beginnings that rows share; give 'sdpa'")
+        ):
             SharedBase.load("teaching-base", attn_implementation=name)
+    for name in ("flash_attention_2", "flash_attention_3"):
+        with pytest.raises(ModelError, match=f"'{name}' has kernels for GPUs only, .* cpu; give 'sdpa'"):
+            SharedBase.load("teaching-base", attn_implementation=name)
+        # On a GPU it is transformers that says whether its package is installed.
+        with pytest.raises(ModelError, match=r"(?i)flash"):
+            SharedBase.load("teaching-base", attn_implementation=name, device="cuda", dtype="bfloat16")
     with caplog.at_level(logging.WARNING, logger="mafrt"):
         logging.getLogger("mafrt").propagate = True
         sdpa = SharedBase.load("teaching-base")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_models import add_random_adapter, random_ids, tiny_base
-from helpers_pretend_cuda import MixedDevicesError, PretendCuda
 from toy import Digits, settings
 
+from bench._gpu.pretend_cuda import MixedDevicesError, PretendCuda
 from mafrt.config.team import Team
 from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.running_batch import RunningBatch
-from mafrt.models.compute import Compute
+from mafrt.models.gpu.compute import GpuCompute
 from mafrt.models.logprobs import FrozenHead
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
@@ -25,7 +25,7 @@ from mafrt.training.policy_objective import Objective
 def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:
     base = tiny_base(**shape)
     base = SharedBase(base.model.to("cuda"), base.tokenizer, base.name)
-    assert base.device == torch.device("cuda:0") and type(base.compute) is Compute
+    assert base.device == torch.device("cuda:0") and type(base.compute) is GpuCompute
     for number in range(adapters):
         add_random_adapter(base, f"agent{number}", seed=number)
     return base

@@ -1,8 +1,8 @@
 """The seam for speed: the formulas that a processor may compute in a form of its own.
 
 `Compute` is the reference, in plain torch on any device: what it returns is what every other form is tested against.
-`mafrt/cpu` holds everything made for one kind of processor. It registers a subclass when it is imported, and without it
-the reference computes, with equal results up to rounding.
+`mafrt/cpu` and `mafrt/models/gpu` hold everything made for one kind of processor. Each registers a subclass when it is
+imported, and without it the reference computes, with equal results up to rounding.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.logprobs import FrozenHead, LogitForm
 from mafrt.models.packed_attention import PackedRows
+from mafrt.models.packing import MOST_TOKENS
 
 
 class Compute:
@@ -61,6 +62,10 @@ class Compute:
             `[N, heads, D]`.
         """
         return rows.attend(query, key, value)
+
+    def family_tokens(self, base: Any) -> int:
+        """Tokens of the largest family of rows that `packed_attention` is given (`mafrt.models.packing`)."""
+        return MOST_TOKENS
 
     def frozen_head(self, weight: Tensor, bias: Tensor | None, form: LogitForm, packed: Any) -> FrozenHead:
         """The output layer, for logits and for log-probabilities of tokens; `packed` as of `LoraContext`."""
@@ -111,6 +116,8 @@ def draw(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return ids.squeeze(1), (probs.gather(1, ids) / total).log_().squeeze(1)
 
 
+FOLDERS = {"cpu": "mafrt.cpu", "cuda": "mafrt.models.gpu"}
+"""type of device -> the folder of what is made for it, which may be deleted"""
 _registered: dict[str, Compute] = {}
 _reference = Compute()
 
@@ -122,15 +129,15 @@ def register(device: str, compute: Compute) -> None:
 
 def compute_for(device: str) -> Compute:
     """How a type of device (`cpu`, `cuda`) computes."""
-    if device == "cpu":
-        cpu_part("compute")
+    _form(device)
     return _registered.get(device, _reference)
 
 
 @contextmanager
 def reference() -> Iterator[None]:
     """Within it, all devices compute by the reference: for tests of the other forms."""
-    cpu_part("compute")
+    for device in FOLDERS:
+        _form(device)
     before = dict(_registered)
     _registered.clear()
     try:
@@ -139,12 +146,23 @@ def reference() -> Iterator[None]:
         _registered.update(before)
 
 
-@cache
 def cpu_part(name: str) -> Any:
     """A module of `mafrt/cpu`; None without that folder. `compute` registers itself if this processor has its forms."""
+    return _part(FOLDERS["cpu"], name)
+
+
+@cache
+def _form(device: str) -> None:
+    """Let the folder of a device register its form, once."""
+    if device in FOLDERS:
+        _part(FOLDERS[device], "compute")
+
+
+@cache
+def _part(folder: str, name: str) -> Any:
     try:
-        return importlib.import_module(f"mafrt.cpu.{name}")
+        return importlib.import_module(f"{folder}.{name}")
     except ModuleNotFoundError as error:
-        if error.name != "mafrt.cpu":
+        if error.name != folder:
             raise
         return None

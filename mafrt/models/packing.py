@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ T = TypeVar("T")
 LEAST_SHARED = 16
 """tokens of the shortest prefix that is shared"""
 MOST_TOKENS = 8192
-"""of a family, whose rows are copied together to the length of the longest"""
+"""of a family whose rows are copied together to the length of the longest, each with the beginning"""
 
 KeptKV: TypeAlias = "dict[int, tuple[Tensor, Tensor]]"
 """layer -> keys and values `[kv heads, N, head_dim]` of a pass over N tokens"""
@@ -45,8 +46,6 @@ class Family:
     """`[rows, longest]` bool on the CPU: False for the repeated ones"""
     order: Tensor
     """`[tokens of all rests]`: place of each in the flattened `[rows, longest]`"""
-    mask: Tensor
-    """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest may attend to"""
     even: bool
     """whether all rests are equally long, so that no token is repeated"""
     past: Tensor | None = None
@@ -57,10 +56,9 @@ class Family:
         """From the number of shared tokens and of each row's further ones."""
         steps, lengths = torch.arange(max(sizes)), torch.tensor(sizes)
         rests = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.minimum(steps, lengths.unsqueeze(1) - 1)
-        mask = torch.ones(len(steps), shared + len(steps), dtype=torch.bool).tril(shared)
         real = steps < lengths.unsqueeze(1)
         order = real.flatten().nonzero().squeeze(1)
-        family = cls(shared, rests, real, order, mask, min(sizes) == max(sizes), past)
+        family = cls(shared, rests, real, order, min(sizes) == max(sizes), past)
         return family if device.type == "cpu" else family.with_places(moved(family.places(), device))
 
     def places(self) -> list[Tensor]:
@@ -70,9 +68,17 @@ class Family:
     def with_places(self, moved: Sequence[Tensor]) -> Family:
         """The same with `places` on another device."""
         rests, order, *past = moved
-        # Made there: of all these it is by far the largest.
-        mask = torch.ones(self.mask.shape, dtype=torch.bool, device=rests.device).tril(self.shared)
-        return replace(self, rests=rests, order=order, past=past[0] if past else None, mask=mask)
+        return replace(self, rests=rests, order=order, past=past[0] if past else None)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest attends to.
+
+        Made where and when a form of attention asks for it, since it is by far the largest of all these.
+        """
+        longest = self.rests.shape[1]
+        ones = torch.ones(longest, self.shared + longest, dtype=torch.bool, device=self.rests.device)
+        return ones.tril(self.shared)
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,7 @@ def pack(
     ids: Tensor | None = None,
     least_shared: int = LEAST_SHARED,
     beginnings: SharedPrefixes | None = None,
+    most: int | None = None,
 ) -> Packing:
     """Lay a batch out for one pass without padding.
 
@@ -190,8 +197,9 @@ def pack(
         ids: `[B, T]` token ids; given, beginnings that rows have in common, in tokens and adapters, are computed once.
         least_shared: tokens of the shortest prefix that is shared.
         beginnings: of the rows; their pass comes first, and this one has the other tokens.
+        most: tokens of a family; None: `MOST_TOKENS`.
     """
-    return _packed(real, index, ids, least_shared, beginnings).to(device)
+    return _packed(real, index, ids, least_shared, beginnings, most).to(device)
 
 
 def _packed(
@@ -200,6 +208,7 @@ def _packed(
     ids: Tensor | None = None,
     least_shared: int = LEAST_SHARED,
     beginnings: SharedPrefixes | None = None,
+    most: int | None = None,
 ) -> Packing:
     """`pack` on the CPU."""
     device = torch.device("cpu")
@@ -210,7 +219,8 @@ def _packed(
     steps = real.shape[1]
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
     # Everything below is plain lists on the host: thousands of small tensor operations would cost more than the pass.
-    families, prefix = _ordered_families(columns, index, ids, owner, past, least_shared)
+    most = MOST_TOKENS if most is None else most
+    families, prefix = _ordered_families(columns, index, ids, owner, past, (least_shared, most))
     take: list[int] = []
     places: list[int] = []
     source: list[int] = []
@@ -257,9 +267,12 @@ def _ordered_families(
     ids: Tensor | None,
     owner: Sequence[int],
     past: Mapping[int, Tensor],
-    least_shared: int,
+    bounds: tuple[int, int],
 ) -> tuple[list[list[int]], dict[int, int]]:
-    """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row."""
+    """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row.
+
+    `bounds`: tokens of the shortest beginning that is shared, and of the largest family.
+    """
     lengths = [len(own) for own in columns]
     families = [[row] for row in range(len(lengths)) if lengths[row]]
     prefix: dict[int, int] = {}
@@ -270,29 +283,31 @@ def _ordered_families(
             # One number for token and adapter: rows are then compared as plain lists.
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
-        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared)
-        families += _with_one_past(past, owner, lengths)
+        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, *bounds)
+        families += _with_one_past(past, owner, lengths, bounds[1])
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
     return families, prefix
 
 
-def _with_one_past(past: Mapping[int, Tensor], owner: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Rows that continue the same tokens of the pass before with the same adapter, at most `MOST_TOKENS` together."""
+def _with_one_past(
+    past: Mapping[int, Tensor], owner: Sequence[int], lengths: Sequence[int], most: int
+) -> list[list[int]]:
+    """Rows that continue the same tokens of the pass before with the same adapter, at most `most` tokens together."""
     together: dict[tuple[int, int, int], list[list[int]]] = {}
     for row, tokens in past.items():
         if not lengths[row]:
             continue
         # Equal beginnings are one sequence of the pass, so its last token tells them apart.
         groups = together.setdefault((owner[row], len(tokens), int(tokens[-1])), [])
-        if not groups or len(tokens) + lengths[row] + sum(lengths[r] for r in groups[-1]) > MOST_TOKENS:
+        if not groups or len(tokens) + lengths[row] + sum(lengths[r] for r in groups[-1]) > most:
             groups.append([])
         groups[-1].append(row)
     return [rows for groups in together.values() for rows in groups]
 
 
 def _families(
-    tokens: Sequence[Sequence[int]], owner: Sequence[int], least: int
+    tokens: Sequence[Sequence[int]], owner: Sequence[int], least: int, most: int
 ) -> tuple[list[list[int]], dict[int, int]]:
     """Rows that share a beginning, and its length by the first row of each family."""
     # In lexical order the rows that share the longest beginning are neighbours.
@@ -308,7 +323,7 @@ def _families(
             # The prefix of a family only shrinks as rows join it.
             both = min(both, prefix.get(families[-1][0], both))
             grown = size + len(tokens[row]) - both
-            if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= MOST_TOKENS:
+            if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= most:
                 families[-1].append(row)
                 prefix[families[-1][0]] = both
                 size = grown

@@ -16,8 +16,9 @@ from mafrt.models.quantization import keep_differentiable, quantisation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
-ATTENTION = ("sdpa", "eager")
-"""attention implementations of transformers that a base may be loaded with"""
+FLASH = ("flash_attention_2", "flash_attention_3")
+ATTENTION = ("sdpa", "eager", *FLASH)
+"""attention implementations of transformers that a base may be loaded with; all but the first compute rows whole"""
 
 
 def load_pretrained(
@@ -43,9 +44,14 @@ def load_pretrained(
     if attn_implementation not in ATTENTION:
         raise ModelError(
             f"attn_implementation {attn_implementation!r} cannot mask the beginnings that rows share; give 'sdpa', or "
-            "'eager', with which every row is computed whole"
+            f"one with which every row is computed whole: {', '.join(ATTENTION[1:])}"
         )
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if attn_implementation in FLASH and torch.device(goes_to or device).type != "cuda":
+        raise ModelError(
+            f"attn_implementation {attn_implementation!r} has kernels for GPUs only, and the base goes to "
+            f"{goes_to or device}; give 'sdpa'"
+        )
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
     config = read_config(name_or_path, path)

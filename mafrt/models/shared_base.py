@@ -93,7 +93,7 @@ class SharedBase(AdaptedModel):
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
         `goes_to`: the device that a base loaded into main memory computes on once it is sharded (`shard`).
-        `attn_implementation`: `sdpa`, or `eager`, which computes every row whole and is slower.
+        `attn_implementation`: `sdpa`; `eager` or, on a GPU, a flash kind of transformers compute every row whole.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
         Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
         """
@@ -382,7 +382,9 @@ class SharedBase(AdaptedModel):
         if beginnings is not None:
             with torch.no_grad():
                 hidden = self._packed_pass(beginnings.packing, flat, learn, hidden)
-        hidden = self._packed_pass(pack(real, index, input_ids.device, ids, beginnings=beginnings), flat, learn, hidden)
+        most = self.compute.family_tokens(self)
+        packing = pack(real, index, input_ids.device, ids, beginnings=beginnings, most=most)
+        hidden = self._packed_pass(packing, flat, learn, hidden)
         return hidden.view(rows, steps, -1)
 
     def _packed_pass(

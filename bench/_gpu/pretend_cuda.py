@@ -5,8 +5,12 @@ makes costly is counted.
         base = tiny_base(device="cuda")     # whatever asks for `cuda` gets it
     gpu.waits                               # where the host waited for the device, by line of mafrt
 
+With `numbers=n` only tensors of up to n elements hold numbers; larger ones, and all that is computed from them, have
+nothing but a shape, so that models of real dimensions need neither memory nor time.
+
 An operation on tensors of two devices is an error, as on a GPU. A wait is whatever brings numbers to the host, or lays
-numbers of the host on the device. Not seen: numerics of CUDA's kernels, streams, several GPUs. It rests on details of
+numbers of the host on the device. Attention is modelled: flash kernels for half precision without a mask, the
+memory-efficient one with a mask. Not seen: numerics of CUDA's kernels, streams, several GPUs. It rests on details of
 torch that have no promise, so a new version may need changes here.
 """
 
@@ -22,13 +26,17 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
+from bench._gpu import fused_kernels
+
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 
+OWN = (__file__, fused_kernels.__file__)
 COPIES = ("_to_copy", "copy_")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 """may take places of the CPU, which are then copied"""
@@ -40,6 +48,13 @@ FREE = {
     *("transpose", "unbind", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
 }
 """launch no kernel"""
+KERNELS = {
+    **{"sort": 3, "topk": 2, "nonzero": 3, "_unique2": 6, "unique_consecutive": 5, "masked_select": 3},
+    **{"index_put_": 1, "_flash_attention_backward": 4},
+}
+"""launched by an operation where those are several, at least"""
+TENSORS_A_LAUNCH = 36
+"""of the operations on lists of tensors, whose addresses are the kernel's arguments"""
 
 
 class MixedDevicesError(RuntimeError):
@@ -135,14 +150,23 @@ class PretendCuda(TorchDispatchMode):
 
     _entered: ClassVar[list[PretendCuda]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: int | None = None, *, lines: bool = False) -> None:
         super().__init__()
+        self.numbers = numbers
+        """elements of the largest tensor that holds numbers; None: all do"""
+        self.lines = lines
+        """whether launches and bytes are counted by line too, which takes time"""
         self.waits: Counter[tuple[str, str]] = Counter()
         """(kind, line of mafrt) -> times that the host waited"""
-        self.launches = 0
-        """kernels, at least"""
+        self.launches: Counter[str] = Counter()
+        """operation -> kernels, at least"""
+        self.launched_at: Counter[str] = Counter()
+        """line of mafrt -> kernels"""
         self.live = self.peak = 0
         """bytes"""
+        self.at_peak: Counter[str] = Counter()
+        """line of mafrt -> bytes that were live at the peak"""
+        self._live_at: Counter[str] = Counter()
         self._blocks: dict[int, Any] = {}
 
     @classmethod
@@ -150,12 +174,17 @@ class PretendCuda(TorchDispatchMode):
         return cls._entered[-1]
 
     def clear(self) -> None:
-        self.waits.clear()
-        self.launches, self.peak = 0, self.live
+        for counter in (self.waits, self.launches, self.launched_at):
+            counter.clear()
+        self.peak = self.live
 
     @property
     def waited(self) -> int:
-        return sum(self.waits.values())
+        return self.waits.total()
+
+    @property
+    def launched(self) -> int:
+        return self.launches.total()
 
     # ------------------------------------------------------------------------------------------------- entering
 
@@ -185,9 +214,12 @@ class PretendCuda(TorchDispatchMode):
             if hasattr(optimizer, name):
                 self._undo.enter_context(mock.patch.object(optimizer, name, lambda _: None))
         self._undo.enter_context(self._grouping())
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        attention = mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention(sdpa))
-        self._undo.enter_context(attention)
+        functional = torch.nn.functional
+        for name, stand_in in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
+            own = stand_in(getattr(functional, name))
+            self._undo.enter_context(mock.patch.object(functional, name, own))
+        available = mock.patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+        self._undo.enter_context(available)
         # Otherwise `Module.to` would write into the CPU's tensor, as C++ sees no other device.
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
@@ -266,12 +298,33 @@ class PretendCuda(TorchDispatchMode):
         if name not in COPIES and (mixed := [value for value in here if value.dim()]):
             shapes = [tuple(value.shape) for value in (*there, *mixed)]
             raise MixedDevicesError(f"{func} with tensors of cuda:0 and of the CPU, {shapes}, at {self._line()}")
-        self.launches += name not in FREE
-        with _disable_current_modes():
-            made = func(*tree_map(_held, args), **{key: tree_map(_held, value) for key, value in kwargs.items()})
-        given = {id(value.held): value for value in there}
+        if name == "_local_scalar_dense" and not _known(there[0]):
+            return True if there[0].dtype == torch.bool else 0.0 if there[0].is_floating_point() else 0
+        if name not in FREE:
+            self._launch(name, KERNELS.get(name, -(-len(args[0]) // TENSORS_A_LAUNCH) if "_foreach" in name else 1))
+        if name.startswith("_flash_attention_"):
+            return self._flash(name, args, kwargs)
         if name == "copy_" and not isinstance(args[0], OnGpu):
-            return args[0]
+            with _disable_current_modes():
+                return args[0].copy_(args[1].held) if _known(args[1]) else args[0].zero_()
+        unknown = self._unknown(name, args, kwargs, there)
+
+        def part(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                own = value.held if isinstance(value, OnGpu) else value
+                return _shape_of(own) if unknown else own
+            return torch.device("meta" if unknown else "cpu") if isinstance(value, torch.device) else value
+
+        with _disable_current_modes():
+            if unknown and func._schema.is_mutable:
+                for value in tree_flatten(args[:1])[0]:
+                    # In place, from numbers that are not known: what it holds is not known any more.
+                    value.held = _shape_of(value.held)
+            if unknown and name in INDEXED:
+                args = (args[0], [_places(place) for place in args[1]], *args[2:])
+                args = (args[0], [at for places in args[1] for at in places], *args[2:])
+            made = func(*tree_map(part, args), **{key: tree_map(part, value) for key, value in kwargs.items()})
+        given = {id(value.held): value for value in there}
 
         def wrapped(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -280,10 +333,62 @@ class PretendCuda(TorchDispatchMode):
 
         return tree_map(wrapped, made)
 
+    def _unknown(self, name: str, args: Any, kwargs: Any, there: list[OnGpu]) -> bool:
+        """Whether the result of an operation has a shape only."""
+        if any(not _known(value) for value in there):
+            return True
+        if self.numbers is None or (name in FREE and there):
+            return False
+        size = kwargs.get("size", args[0] if args and not there else ())
+        made = torch.Size(size).numel() if isinstance(size, (list, tuple, torch.Size)) else 0
+        if name == "_to_copy":
+            made = args[0].numel()
+        # Work on many inputs takes long even where little comes of it.
+        return made > self.numbers or sum(value.numel() for value in there) > 64 * self.numbers
+
+    def kernel(self, name: str, compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        """The results of one launch."""
+        self._launch(name, 1)
+        held = [t.held if isinstance(t, OnGpu) else t for t in tensors]
+        if any(t is not None and t.device.type == "meta" for t in held):
+            held = [None if t is None else _shape_of(t) for t in held]
+        with _disable_current_modes():
+            return tree_map(lambda t: self._new(t) if isinstance(t, torch.Tensor) else t, compute(*held))
+
+    def _flash(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Torch's flash kernel over segments, which refuses what it refuses there."""
+        forward = name.endswith("forward")
+        tensors, rest = (args[:5], args[5:]) if forward else (args[:8], args[8:])
+        q, k = tensors[0 if forward else 1], tensors[1 if forward else 2]
+        if any(t.dtype not in (torch.float16, torch.bfloat16) for t in tensors[: 3 if forward else 5]):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        apart = any(t.stride(-1) != 1 for t in tensors[:3])
+        if q.shape[-1] % 8 or q.shape[-1] > 256 or q.shape[1] % k.shape[1] or apart:
+            raise RuntimeError(f"FlashAttention cannot take queries {tuple(q.shape)} and keys {tuple(k.shape)}")
+        for cuts, longest in zip(tensors[-2:], rest[:2], strict=True):
+            assert cuts.dtype == torch.int32 and (not _known(cuts) or int(cuts.held.diff().max()) <= longest)
+        scale, window = kwargs["scale"], kwargs.get("window_size_left", -1)
+        causal = rest[3] or window >= 0
+        held = [t.held for t in tensors]
+        if any(t.device.type == "meta" for t in held):
+            held = [_shape_of(t) for t in held]
+        with _disable_current_modes():
+            if forward:
+                made = fused_kernels.segments_attention(*held, causal, scale, window)
+                return (*map(self._new, made), *(self._new(made[0].new_empty(0)) for _ in range(3)))
+            made = fused_kernels.segments_attention_backward(*held, causal, scale, window)
+            group = q.shape[1] // k.shape[1]
+            # Of every query head first, and then summed.
+            each = [self._new(t.new_empty(t.shape[0], group * t.shape[1], t.shape[2])) for t in made[1:] if group > 1]
+            del each
+            return tuple(map(self._new, made))
+
     def read(self, tensor: OnGpu) -> torch.Tensor:
         self._wait("to the host")
         with _disable_current_modes():
-            return tensor.held.detach().clone()
+            if _known(tensor):
+                return tensor.held.detach().clone()
+            return torch.full(tensor.shape, True if tensor.dtype == torch.bool else 0, dtype=tensor.dtype)
 
     def _note_copy(self, name: str, args: Any, there: list[OnGpu]) -> None:
         if name == "_to_copy" and not isinstance(args[0], OnGpu):
@@ -296,11 +401,16 @@ class PretendCuda(TorchDispatchMode):
     def _wait(self, kind: str) -> None:
         self.waits[kind, self._line()] += 1
 
+    def _launch(self, name: str, count: int) -> None:
+        self.launches[name] += count
+        if self.lines:
+            self.launched_at[self._line()] += count
+
     def _line(self) -> str:
         frame, outside = sys._getframe(1), ""
         while frame is not None:
             name = frame.f_code.co_filename
-            if "site-packages" not in name and not name.endswith("helpers_pretend_cuda.py"):
+            if "site-packages" not in name and name not in OWN:
                 if "/mafrt/" in name or "/runners/" in name:
                     return (
                         f"{name.rsplit('/', 2)[-2]}/{name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
@@ -310,14 +420,22 @@ class PretendCuda(TorchDispatchMode):
         return outside
 
     def _new(self, held: torch.Tensor) -> OnGpu:
+        if self.numbers is not None and _known(held) and held.numel() > self.numbers and held._base is None:
+            held = _shape_of(held)
         storage = held.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._blocks:
+            line = self._line() if self.lines else ""
             self.live += size
-            self.peak = max(self.peak, self.live)
+            self._live_at[line] += size
+            if self.live > self.peak:
+                self.peak = self.live
+                if self.lines:
+                    self.at_peak = Counter(self._live_at)
 
             def gone(_: Any) -> None:
                 self.live -= size
+                self._live_at[line] -= size
                 del self._blocks[key]
 
             self._blocks[key] = weakref.ref(storage, gone)
@@ -335,31 +453,100 @@ class _Same(TorchDispatchMode):
         return self.mode.compute(func, args, kwargs or {})
 
 
-def _held(value: Any) -> Any:
-    if isinstance(value, OnGpu):
-        return value.held
-    return torch.device("cpu") if isinstance(value, torch.device) else value
+def _known(tensor: Any) -> bool:
+    return (tensor.held if isinstance(tensor, OnGpu) else tensor).device.type != "meta"
+
+
+def _shape_of(held: torch.Tensor) -> torch.Tensor:
+    if held.device.type == "meta":
+        return held
+    return torch.empty_strided(held.size(), held.stride(), dtype=held.dtype, device="meta")
+
+
+def _places(place: Any) -> list[Any]:
+    """The places that booleans stand for, whose number must be known for a shape."""
+    if place is None or place.dtype not in (torch.bool, torch.uint8):
+        return [place]
+    return list((place.held if isinstance(place, OnGpu) else place).nonzero(as_tuple=True))
 
 
 def _is_gpu(device: Any) -> bool:
     return device is not None and torch.device(device).type == "cuda"
 
 
-def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention written out for tensors of the device: a kernel of the CPU, which torch would choose, takes none."""
+class _Attention(torch.autograd.Function):
+    """One kernel of attention, forward and backward."""
 
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, mask: Any, scale: float, name: str) -> Any:
+        out, lse = PretendCuda.now().kernel(
+            name, lambda q, k, v, mask: fused_kernels.attention(q, k, v, scale, mask), q, k, v, mask
+        )
+        ctx.save_for_backward(q, k, v, out, lse, mask)
+        ctx.scale, ctx.name = scale, name
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, out, lse, mask = ctx.saved_tensors
+
+        def compute(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Any) -> Any:
+            return fused_kernels.attention_backward(grad, q, k, v, out, lse, ctx.scale, mask)
+
+        made = PretendCuda.now().kernel(f"{ctx.name}_backward", compute, grads[0], q, k, v, out, lse, mask)
+        return (*made, None, None, None)
+
+
+def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
     def attention(
         q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any
     ) -> Any:
         if not isinstance(q, OnGpu):
             return original(q, k, v, attn_mask, dropout_p, is_causal, **more)
-        if (group := q.shape[1] // k.shape[1]) > 1:
+        scale = more.get("scale") or q.shape[-1] ** -0.5
+        flash = attn_mask is None and q.dtype in (torch.float16, torch.bfloat16)
+        if not flash and (group := q.shape[1] // k.shape[1]) > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        scores = q.float() @ k.float().transpose(2, 3) * (more.get("scale") or q.shape[-1] ** -0.5)
-        if is_causal:
-            attn_mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+            if attn_mask.dtype == torch.bool:
+                attn_mask = torch.where(attn_mask, 0.0, -torch.inf).to(q.dtype)
+            if attn_mask.shape[-1] % 16:
+                attn_mask = torch.nn.functional.pad(attn_mask, (0, -attn_mask.shape[-1] % 16))[..., : k.shape[2]]
+        seen = attn_mask
+        if is_causal:
+            # Of the kernel's own making, and no tensor of the device.
+            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        return _Attention.apply(q, k, v, seen, scale, "flash attention" if flash else "efficient attention")
 
     return attention
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, eps: float | None) -> Any:
+        def compute(x: Tensor, weight: Tensor | None) -> Any:
+            if x.device.type == "meta":
+                return torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
+            factor = x.float().square().mean(-1).add(0.0 if eps is None else eps).rsqrt()
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps), factor
+
+        out, factor = PretendCuda.now().kernel("rms norm", compute, x, weight)
+        ctx.save_for_backward(x, weight, factor)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, _ = ctx.saved_tensors
+
+        def compute(grad: Tensor, x: Tensor, weight: Tensor | None) -> Any:
+            return fused_kernels.rms_norm_backward(grad, x, weight, ctx.eps)
+
+        return PretendCuda.now().kernel("rms norm backward", compute, grads[0], x, weight), None, None
+
+
+def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+        return _RmsNorm.apply(x, weight, eps) if isinstance(x, OnGpu) else original(x, shape, weight, eps)
+
+    return rms_norm

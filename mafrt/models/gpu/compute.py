@@ -1,0 +1,27 @@
+"""How a GPU computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mafrt.models.compute import Compute, register
+from mafrt.models.gpu import packed_attention
+from mafrt.models.packed_attention import PackedRows
+
+
+class GpuCompute(Compute):
+    """The reference, but for what a GPU has kernels for."""
+
+    def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
+        if not packed_attention.serves(query, rows):
+            return rows.attend(query, key, value)
+        return packed_attention.attend(query, key, value, rows)
+
+    def family_tokens(self, base: Any) -> int:
+        # Where nothing is copied for the rows of a family, only what they compute bounds it.
+        return 2**31 if packed_attention.covers(base) else super().family_tokens(base)
+
+
+register("cuda", GpuCompute())
