@@ -388,7 +388,8 @@ class PretendCuda(TorchDispatchMode):
         with _disable_current_modes():
             if _known(tensor):
                 return tensor.held.detach().clone()
-            return torch.full(tensor.shape, True if tensor.dtype == torch.bool else 0, dtype=tensor.dtype)
+            # Ones, since a norm of 0 would leave out what follows.
+            return torch.full(tensor.shape, int(tensor.dtype != torch.int64), dtype=tensor.dtype)
 
     def _note_copy(self, name: str, args: Any, there: list[OnGpu]) -> None:
         if name == "_to_copy" and not isinstance(args[0], OnGpu):
@@ -479,9 +480,17 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, mask: Any, scale: float, name: str) -> Any:
-        out, lse = PretendCuda.now().kernel(
-            name, lambda q, k, v, mask: fused_kernels.attention(q, k, v, scale, mask), q, k, v, mask
-        )
+        def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
+            made, lse = fused_kernels.attention(q, k, v, scale, mask)
+            if name == "efficient attention":  # has the heads of a step side by side
+                made = (
+                    torch.empty_like(made.transpose(1, 2), memory_format=torch.contiguous_format)
+                    .copy_(made.transpose(1, 2))
+                    .transpose(1, 2)
+                )
+            return made, lse
+
+        out, lse = PretendCuda.now().kernel(name, compute, q, k, v, mask)
         ctx.save_for_backward(q, k, v, out, lse, mask)
         ctx.scale, ctx.name = scale, name
         return out

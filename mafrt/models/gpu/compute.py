@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from mafrt.models.compute import Compute, register
-from mafrt.models.gpu import packed_attention
+from mafrt.models.decoder import DecodeModel
+from mafrt.models.gpu import lean_decoder, packed_attention
 from mafrt.models.packed_attention import PackedRows
 
 
@@ -22,6 +23,10 @@ class GpuCompute(Compute):
     def family_tokens(self, base: Any) -> int:
         # Where nothing is copied for the rows of a family, only what they compute bounds it.
         return 2**31 if packed_attention.covers(base) else super().family_tokens(base)
+
+    def decode_model(self, base: Any) -> DecodeModel | None:
+        # The weights of a sharded base are there for the time of play only, and elsewhere each time.
+        return None if base.sharded else lean_decoder.decode_model(base)
 
 
 register("cuda", GpuCompute())

@@ -1,0 +1,197 @@
+"""Decoding made for GPUs equals the model's own forward pass; it is plain torch, so a CPU can tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base
+
+from bench._gpu.pretend_cuda import PretendCuda
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.models.compute import reference
+from mafrt.models.decoder import DecodeModel, ExpandedDecoder
+from mafrt.models.gpu import lean_decoder
+from mafrt.models.gpu.lean_decoder import LeanModel, agrees, decode_model
+from mafrt.models.kv_cache import prefill
+from mafrt.models.shared_base import SharedBase
+
+LENGTHS = (9, 4, 12, 12, 1)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def plain():
+    """Without the forms of the CPU, which lay out weights of their own."""
+    with reference():
+        yield
+
+
+def base_of(kind="qwen3", targets=(ALL, ATTENTION, ("up_proj", "k_proj")), **shape):
+    base = tiny_base(kind, **shape)
+    for number, own in enumerate(targets):
+        add_random_adapter(base, f"agent{number}", rank=3 + number, targets=own, seed=number)
+    return base
+
+
+def pair(base, lengths=LENGTHS, samples=2, steps=40):
+    """A lean decoder and the reference in front of the same prompts, rows of one adapter side by side."""
+    names = [*base.adapters, None]
+    prompts = [random_ids(1, length, seed=n)[0].tolist() for n, length in enumerate(lengths)]
+    of = sorted(names[n % len(names)] or "~" for n in range(len(prompts)))
+    of = [None if name == "~" else name for name in of]
+    index = [base.adapter_index(name) for name in of]
+    owner = [n for n in range(len(prompts)) for _ in range(samples)]
+    lean = LeanModel(base).decoder(prefill(base, prompts, index)[1], owner, [of[n] for n in owner], steps)
+    rows = torch.tensor([index[n] for n in owner])
+    return lean, ExpandedDecoder(base, prefill(base, prompts, index)[1], torch.tensor(owner), rows)
+
+
+def agree(lean, whole, tokens):
+    torch.testing.assert_close(lean.step(tokens), whole.step(tokens), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (6, 6, 6)])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+def test_steps_equal_the_models_own(plain, kind, lengths, monkeypatch):
+    monkeypatch.setattr(lean_decoder, "ROOM", 16)
+    lean, whole = pair(base_of(kind), lengths)
+    first = lean._keys[0].shape[2]
+    for step in range(38):
+        rows = len(lean._lengths)
+        agree(lean, whole, random_ids(1, rows, seed=step)[0])
+        if step in (3, 20):
+            kept = torch.arange(0, rows, 2)
+            lean.keep(kept)
+            whole.keep(kept)
+    assert lean._keys[0].shape[2] > first, "the buffers had to grow"
+    folded, expected = pair(base_of(kind), lengths)
+    tokens = random_ids(1, len(folded._lengths), seed=1)[0]
+    agree(folded, expected, tokens)
+    ours, theirs = folded.folded(), expected.folded()
+    assert ours.lengths.tolist() == theirs.lengths.tolist()
+    for own, other in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
+        for row, length in enumerate(ours.lengths.tolist()):
+            torch.testing.assert_close(own[row, :, :length], other[row, :, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_weights_are_parts_of_one_and_held_once(plain):
+    base = base_of(targets=())
+    before = {name: p.clone() for name, p in base.model.named_parameters()}
+    model, again = LeanModel(base), LeanModel(base)
+    for name, p in base.model.named_parameters():
+        assert torch.equal(p, before[name]) and not p.requires_grad
+    layer = base.inner.layers[0]
+    for block in (model.blocks[0], again.blocks[0]):
+        for linear, part in zip(block.linears, ("q_proj", "o_proj", "gate_proj", "down_proj"), strict=True):
+            own = getattr(layer.self_attn, part, None) or getattr(layer.mlp, part)
+            assert own.weight.untyped_storage()._cdata == linear.weight.untyped_storage()._cdata
+    assert not model.stale
+    layer.mlp.up_proj.weight[0, 0] += 1.0
+    assert model.stale and float(model.blocks[0].linears[2].weight[64, 0]) == float(layer.mlp.up_proj.weight[0, 0])
+
+
+def test_a_written_or_loaded_adapter_is_laid_out_anew(plain):
+    base = base_of()
+    model = LeanModel(base)
+    first = model.adapters(["agent0", "agent2"])
+    assert model.adapters(["agent0", "agent2"]) is first
+    base.adapter_parameters("agent2")[0].add_(1.0)
+    second = model.adapters(["agent0", "agent2"])
+    assert second is not first
+    base.bump("agent0")
+    assert model.adapters(["agent0", "agent2"]) is not second
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        (lambda: tiny_base("mistral"), "windows"),
+        (lambda: tiny_base("gemma3"), "model type"),
+        (lambda: tiny_base("phi3"), "model type"),
+        (lambda: tiny_base("qwen3", hidden_act="gelu"), "SiLU"),
+    ],
+)
+def test_other_models_decode_by_their_own_forward(plain, base, why):
+    made = decode_model(base())
+    assert type(made) is DecodeModel and why in made.reason
+
+
+@pytest.mark.parametrize("fault", ["weights", "scale", "rotary"])
+def test_a_fault_is_noticed_at_the_start(plain, fault):
+    base = base_of()
+    model = LeanModel(base)
+    assert agrees(model)
+    if fault == "scale":
+        model.scale *= 0.5
+    elif fault == "rotary":
+        cos, sin = model.rotary(32)
+        model.rotary = lambda positions: (cos, -sin)
+    else:
+        for block in model.blocks:
+            block.linears[0].weight = block.linears[0].weight.roll(1, 0)
+    assert not agrees(model)
+
+
+def on_gpu(adapters, **shape):
+    base = tiny_base(**shape)
+    base = SharedBase(base.model.to("cuda"), base.tokenizer, base.name)
+    for number in range(adapters):
+        add_random_adapter(base, f"agent{number}", seed=number)
+    return base
+
+
+def test_the_engine_samples_the_same_on_a_pretended_gpu():
+    """With requests that end at different times, and one that joins."""
+
+    def spoken(base, decoding):
+        engine = LocalEngine(base, eos_ids=(), decoding=decoding)
+        ids = random_ids(7, 11, seed=5).tolist()
+        made = {}
+        for n in range(7):
+            how = SamplingParams(max_new_tokens=3 + 2 * n, temperature=1.0)
+            made[n] = Request(ids[n][: 5 + n % 4], [*base.adapters, None][n % 3], how, seed=n)
+        batch = engine.begin({n: made[n] for n in range(6)})
+        done = {}
+        for step in range(20):
+            if step == 4:
+                engine.join(batch, {6: made[6]})
+            if batch.live:
+                done |= {n: completion.ids for n, completion in engine.step(batch)}
+        assert engine.decoding == decoding
+        return done
+
+    with PretendCuda():
+        base = on_gpu(2)
+        assert spoken(base, "lean") == spoken(base, "expanded")
+
+
+@pytest.mark.parametrize(("adapters", "even"), [(0, True), (1, True), (4, True), (4, False), (9, False)])
+def test_a_step_takes_thirty_launches_a_layer_at_most(adapters, even):
+    def step(layers):
+        base = on_gpu(adapters, layers=layers)
+        engine = LocalEngine(base, eos_ids=(), decoding="lean")
+        ids = random_ids(10, 9, seed=3).tolist()
+        names = [*base.adapters, None]
+        how = SamplingParams(max_new_tokens=64)
+        lengths = [9 if even else 5 + n % 4 for n in range(10)]
+        requests = {n: Request(ids[n][: lengths[n]], names[n % len(names)], how, seed=n) for n in range(10)}
+        batch = engine.begin(requests)
+        gpu.clear()
+        batch.step()
+        first = gpu.launched
+        gpu.clear()
+        batch.step()
+        assert gpu.waited == 1, gpu.waits
+        return gpu.launched, first - gpu.launched
+
+    with PretendCuda() as gpu:
+        (few, laid_out), (many, laid_out_more) = step(2), step(4)
+    assert (many - few) / 2 <= (30 if adapters else 18), (few, many)
+    assert few - (many - few) <= 40, "beside the layers"
+    assert (laid_out_more - laid_out) / 2 <= 28, "the layout of adapters, a layer"
