@@ -1,7 +1,8 @@
 """Everything that runs on a GPU, in one command within minutes: parity, learning, speed, memory, kernels.
 
 `bash scripts/gpu_check.sh` runs it where only torch and transformers are installed. With `--device cpu --small` the
-same stages run on a CPU, on a model of two layers. Results are written after every stage.
+same stages run on a CPU, on a model of two layers. Results are written after every stage. `--pretend` needs no GPU: it
+counts launches, waits and bytes on a pretended one, and models the speed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from bench import _measure
-from bench._gpu import capacity, models, parity, quickstart, roofline, speed
+from bench._gpu import capacity, modelled, models, parity, quickstart, roofline, speed
 from bench._gpu.stages import GpuStage, run_stages
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.strict_parser import StrictParser
@@ -24,6 +25,8 @@ from mafrt.scripts.cli.strict_parser import StrictParser
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the stages; one JSON-able dict. Raises `_measure.Disagreement` after the last one if any failed."""
     args = _parser().parse_args(argv)
+    if args.pretend:
+        return pretended(args.models)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise SystemExit("gpu: found no CUDA device, expected one; --device cpu --small runs the stages on a CPU")
     if args.small:
@@ -42,7 +45,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=9.0, help="stages that would not end in time are left out")
     parser.add_argument("--output", type=Path, help="JSON file, written after every stage")
     parser.add_argument("--small", action="store_true", help="a model of two layers, and a few iterations")
+    parser.add_argument("--pretend", action="store_true", help="count launches and bytes on a pretended GPU")
+    parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-4b"], choices=tuple(models.NAMES))
     return parser
+
+
+def pretended(names: Sequence[str], adapters: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:
+    """Decoding and updates on the pretended GPU, modelled and not measured; prints the tables of BENCHMARKS.md."""
+    results: dict[str, Any] = {"bench": "gpu", "modelled": True}
+    for title, row in (("decoding", modelled.decode_row), ("updates", modelled.update_row)):
+        results[title] = [row(name, count) for name in names for count in adapters]
+        print(table({f"{title}, modelled, not measured": {"state": "ok", "result": results[title]}}))
+    return results
 
 
 def _stages(args: argparse.Namespace) -> list[GpuStage]:

@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 
-from bench._gpu.models import random_base
+from bench._gpu.models import NAMES, random_base
 from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.models.memory_estimate import ModelShape
+from mafrt.models.logprobs import FrozenHead, token_logprobs
+from mafrt.models.memory_estimate import MemoryInputs, ModelShape, activations, adapter_weights
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
 NUMBERS = 2**17
 """elements of the largest tensor whose numbers are computed"""
-LAYERS = (2, 4)
+LAYERS = (1, 2)
 """of the two models that are measured"""
 
 
@@ -123,3 +124,59 @@ def turns_of(shape: ModelShape, adapters: int, prompts: int, prompt: int, answer
             turn.advantages = [rng.gauss(0, 1)] * answer
             made.append(turn)
     return made
+
+
+LAUNCH_S, BYTES_S = 4e-6, 3e12
+"""seconds that the host needs for a launch, and bytes that a GPU reads in a second, of which the speeds are made"""
+
+
+def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) -> dict[str, Any]:
+    """A line of the table: a decode step, its modelled speed, and that of a step that only reads its bytes."""
+    shape = NAMES[name]
+    costs = of_layers(shape, lambda few: play(few, adapters, rows, context))
+    step, few = costs["step"], costs["first step"]
+    reads = 2 * (shape.block_weights + shape.vocabulary * shape.hidden)
+    reads += 4.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim
+    seconds, least = max(LAUNCH_S * step.launches, reads / BYTES_S), reads / BYTES_S
+    return {
+        "model": name,
+        "K": adapters,
+        "launches": round(step.launches),
+        "waits": round(step.waits),
+        "to lay out adapters": round(few.launches - step.launches),
+        "GB beside the base": round(step.live / 1e9, 2),
+        "tokens/s": round(rows / seconds),
+        "roofline": round(rows / least),
+    }
+
+
+def update_row(name: str, adapters: int) -> dict[str, Any]:
+    """A line of the table: an update from 4 prompts of 256 tokens with 4 answers of 256 each, checkpointed."""
+    shape = NAMES[name]
+    size: dict[str, Any] = {"prompts": max(4, adapters), "prompt": 256, "answers": 4, "answer": 256}
+    cost = of_layers(shape, lambda few: learn(few, adapters, checkpointing=True, **size))["update"]
+    tokens = size["prompts"] * (256 + 4 * 256)
+    use = MemoryInputs(agents=adapters, micro_batch_tokens=tokens, rows=0)
+    # The weights, float32, were there before.
+    formula = activations(shape, use, 2) + 16 * adapters * adapter_weights(shape, use)
+    return {
+        "model": name,
+        "K": adapters,
+        "tokens": tokens,
+        "launches": round(cost.launches),
+        "waits": round(cost.waits),
+        "peak, GB": round(cost.peak / 1e9, 2),
+        "formula, GB": round(formula / 1e9, 2),
+    }
+
+
+def head(tokens: int = 6144, vocabulary: int = 151936, hidden: int = 2560, *, entropy: bool = False) -> Cost:
+    """Log-probabilities of tokens, with their gradients."""
+    with PretendCuda(NUMBERS) as gpu:
+        weight = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, device="cuda")
+        states = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        targets = torch.zeros(tokens, dtype=torch.long, device="cuda")
+        meter = _Meter(gpu)
+        kept = meter("head", lambda: token_logprobs(states, targets, FrozenHead(weight), entropy_grad=entropy))
+        del kept
+    return meter.costs["head"]

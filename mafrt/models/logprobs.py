@@ -155,7 +155,10 @@ def token_logprobs(
         temperature = torch.tensor(float(temperature), device=hidden.device)
     scale = temperature.to(hidden.device, exact_dtype(hidden)).reciprocal().expand(len(hidden)).unsqueeze(1)
     want = torch.is_grad_enabled() and hidden.requires_grad
-    chunk = chunk or chunk_tokens(len(head.weight), hidden.device.type)
+    if chunk is None:
+        chunk = chunk_tokens(len(head.weight), hidden.device.type)
+        if want and entropy_grad and hidden.device.type != "cpu":
+            chunk = -(-3 * chunk // 4)  # it holds a third buffer, in the head's precision
     return _TokenLogprobs.apply(hidden, targets, scale, head, chunk, want, entropy_grad)
 
 

@@ -242,7 +242,11 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
-        return float(tokens * (shape.layers * number * shape.hidden + in_a_block) + head)
+        kept = tokens * shape.layers * number * shape.hidden
+        if use.on_cpu:
+            return float(kept + tokens * in_a_block + head)
+        # The head lets its logits go before the first block is computed again; its gradient stays.
+        return float(kept + max(tokens * in_a_block + number * tokens * shape.hidden, head))
     return float(tokens * shape.layers * in_a_block + head)
 
 

@@ -86,18 +86,24 @@ class StackedLoRALinear(nn.Module):
         return out + F.linear(low, up).view(out.shape)
 
     def _stack(self, routing: AdapterRouting, adapters: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A `[R, in]` and B `[out, R]` of some adapters; kept between passes that record nothing."""
+        """A `[R, in]` and B `[out, R]` of some adapters; kept for the pass, and between passes that record nothing."""
         # Detached and not skipped: an adapter that does not learn acts all the same, and passes gradients on.
         pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in adapters]
         if torch.is_grad_enabled():
-            return torch.cat([a for a, _ in pairs]).to(dtype), torch.cat([b for _, b in pairs], 1).to(dtype)
+            # The recomputation of a checkpointed block has the routing of the pass, and takes what that has made.
+            key = (self, dtype)
+            if key not in routing.kept:
+                joined = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)
+                routing.kept[key] = tuple(t.to(dtype) for t in joined)
+            kept: tuple[Tensor, Tensor] = routing.kept[key]
+            return kept
         # Torch counts the writes to a tensor, so that a change shows that was not announced.
-        key = (tuple(adapters), dtype, sum(a._version + b._version for a, b in pairs))
-        kept = self._stacked  # a local reference: another thread may replace it at any moment
-        if kept is None or kept[0] != key:
+        state = (tuple(adapters), dtype, sum(a._version + b._version for a, b in pairs))
+        last = self._stacked  # a local reference: another thread may replace it at any moment
+        if last is None or last[0] != state:
             down, up = torch.cat([a for a, _ in pairs]).to(dtype), torch.cat([b for _, b in pairs], 1).to(dtype)
-            self._stacked = kept = (key, down, up)
-        return kept[1], kept[2]
+            self._stacked = last = (state, down, up)
+        return last[1], last[2]
 
 
 def initial_a(rank: int, in_features: int, seed: str) -> Tensor:

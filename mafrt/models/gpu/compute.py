@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from mafrt.models.compute import Compute, register
 from mafrt.models.decoder import DecodeModel
 from mafrt.models.gpu import lean_decoder, packed_attention
 from mafrt.models.packed_attention import PackedRows
 
+NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Phi3RMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+"""norms of transformers that are written out there as eight operations, and are one kernel"""
+
+
+def _fused_norm(module: Any, x: Tensor) -> Tensor:
+    return functional.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+
 
 class GpuCompute(Compute):
     """The reference, but for what a GPU has kernels for."""
+
+    def adopt(self, base: Any) -> None:
+        for module in base.model.modules():
+            if type(module).__name__ in NORMS:
+                module.forward = MethodType(_fused_norm, module)
 
     def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
         if not packed_attention.serves(query, rows):
