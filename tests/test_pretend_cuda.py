@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import torch
 from helpers_models import add_random_adapter, random_ids, tiny_base
 from toy import Digits, settings
 
+from bench._gpu import modelled, models
 from bench._gpu.pretend_cuda import MixedDevicesError, PretendCuda
 from mafrt.config.team import Team
 from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.running_batch import RunningBatch
+from mafrt.models.gpu import packed_attention
 from mafrt.models.gpu.compute import GpuCompute
+from mafrt.models.gpu.lean_decoder import LeanDecoder
 from mafrt.models.logprobs import FrozenHead
+from mafrt.models.memory_estimate import MemoryInputs, activations, adapter_weights, footprint
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.learner import Learner
@@ -193,3 +198,77 @@ def test_the_head_holds_two_buffers_of_its_logits(entropy):
             FrozenHead(weight).score(hidden, targets, scale, True, entropy)
         buffers = (gpu.peak - gpu.live) / (4 * tokens * words)
         assert buffers < 2.1, buffers
+
+
+# ------------------------------------------------------------- ceilings, at the dimensions of Qwen3-4B, on shapes alone
+
+SHAPE = models.NAMES["qwen3-4b"]
+
+
+def keys_and_values(rows: int, tokens: int) -> float:
+    use = MemoryInputs(agents=4, rows=rows, context=tokens)
+    return footprint(SHAPE, use).keys_and_values
+
+
+def learnt(agents: int, *, checkpointing: bool, **size: int) -> tuple[modelled.Cost, float]:
+    """An update's cost beside that of `mafrt info --memory`, but for the float32 weights, which were there before."""
+    size = {"prompts": 4, "prompt": 256, "answers": 4, "answer": 256} | size
+    cost = modelled.of_layers(SHAPE, lambda few: modelled.learn(few, agents, checkpointing=checkpointing, **size))
+    tokens = size["prompts"] * (size["prompt"] + size["answers"] * size["answer"])
+    use = MemoryInputs(agents=agents, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing, rows=0)
+    return cost["update"], activations(SHAPE, use, 2) + 16 * agents * adapter_weights(SHAPE, use)
+
+
+@pytest.mark.slow
+def test_an_update_of_4b_keeps_to_its_launches_waits_and_bytes():
+    cost, formula = learnt(4, checkpointing=True)
+    assert cost.launches <= 12_000 and cost.waits <= 60, cost
+    assert cost.peak == pytest.approx(formula, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_shared_beginning_is_held_once_by_an_update_and_a_copy_of_it_is_noticed(monkeypatch):
+    size = {"prompts": 1, "prompt": 4000, "answers": 4, "answer": 60}
+    cost, formula = learnt(1, checkpointing=False, **size)
+    assert cost.peak == pytest.approx(formula, rel=0.1)
+    monkeypatch.setattr(packed_attention, "serves", lambda query, rows: False)
+    assert learnt(1, checkpointing=False, **size)[0].peak > 1.25 * formula, "the reference copies it for every row"
+
+
+@pytest.mark.slow
+def test_play_and_joining_hold_keys_and_values_once():
+    costs = modelled.of_layers(SHAPE, lambda few: modelled.play(few, 0, 64, 1536))
+    # A copy of what the model's own forward pass makes is let go layer by layer.
+    assert costs["step"].live == pytest.approx(keys_and_values(64, 1536 + 64), rel=0.1)
+    live = costs["step"].live
+    for work in ("join", "step after it"):
+        assert costs[work].peak < 1.3 * live, (work, costs[work].peak / live)
+
+
+def test_the_head_keeps_to_its_formula_and_a_kept_buffer_is_noticed(monkeypatch):
+    formula = 2 * 4 * 2**26 + 2 * 2 * 6144 * 2560
+    for entropy in (False, True):
+        assert modelled.head(entropy=entropy).peak == pytest.approx(formula, rel=0.1)
+    kept, score = [], FrozenHead.score
+
+    def forgetful(self, hidden, *args):
+        kept[:] = [self.products(hidden).float()]
+        return score(self, hidden, *args)
+
+    monkeypatch.setattr(FrozenHead, "score", forgetful)
+    assert modelled.head().peak > 1.3 * formula
+
+
+def test_a_planted_copy_wait_or_launch_shows_in_the_costs(monkeypatch):
+    """One fault of each kind in a decode step of the lean form."""
+    few = replace(models.NAMES["small"], layers=1)
+    plain = modelled.play(few, 2, 4, 16)["step"]
+    real = LeanDecoder._block
+    faults = {
+        "launches": lambda x: x + 0,
+        "waits": lambda x: x if float(x.sum()) < torch.inf else x,
+        "peak": lambda x: torch.empty(2**22, device="cuda").sum() * 0 + x,
+    }
+    for field, fault in faults.items():
+        monkeypatch.setattr(LeanDecoder, "_block", lambda self, *a, f=fault: f(real(self, *a)))
+        assert getattr(modelled.play(few, 2, 4, 16)["step"], field) > getattr(plain, field), field

@@ -224,9 +224,9 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
 
     A block saves, per token: inputs and outputs of its norms (of query and key norms too); queries, keys, values and
     the attention output, twice; gate, its activation, up and their product; and the adapters' inner activations.
-    Norms keep their inputs in float32. With the kernels in C the output of attention is kept once, the activation of
-    the gate is computed again, and norms keep their inputs as they are. With checkpointing only the block's input is
-    saved, plus all of that for one block at a time. A test counts autograd's saved tensors.
+    On a CPU without kernels in C norms keep their inputs in float32. With these the output of attention is kept once,
+    and the activation of the gate is computed again. With checkpointing only the block's input is saved, plus all of
+    that for one block at a time. Tests count autograd's saved tensors, and the bytes of a pretended GPU.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
@@ -238,7 +238,9 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     if use.on_cpu and use.kernels:
         in_a_block -= number * queries
     else:
-        in_a_block += number * shape.widest + (4 - number) * (2 * shape.hidden + queries + keys)
+        in_a_block += number * shape.widest
+    if use.on_cpu and not use.kernels:
+        in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
