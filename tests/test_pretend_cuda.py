@@ -266,7 +266,7 @@ def test_a_planted_copy_wait_or_launch_shows_in_the_costs(monkeypatch):
     real = LeanDecoder._block
     faults = {
         "launches": lambda x: x + 0,
-        "waits": lambda x: x if float(x.sum()) < torch.inf else x,
+        "waits": lambda x: x * float(x.sum() * 0 + 1),
         "peak": lambda x: torch.empty(2**22, device="cuda").sum() * 0 + x,
     }
     for field, fault in faults.items():
