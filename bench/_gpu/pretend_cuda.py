@@ -22,6 +22,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -82,7 +83,7 @@ class OnGpu(torch.Tensor):
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"OnGpu({self.held!r})"
 
     def cpu(self, *_: Any) -> torch.Tensor:
@@ -122,7 +123,7 @@ class OnGpu(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return PretendCuda.now().compute(func, args, kwargs or {})
 
 
@@ -372,11 +373,13 @@ class PretendCuda(TorchDispatchMode):
         held = [t.held for t in tensors]
         if any(t.device.type == "meta" for t in held):
             held = [_shape_of(t) for t in held]
+        attend: Any = fused_kernels.segments_attention
+        back: Any = fused_kernels.segments_attention_backward
         with _disable_current_modes():
             if forward:
-                made = fused_kernels.segments_attention(*held, causal, scale, window)
+                made = attend(*held, causal, scale, window)
                 return (*map(self._new, made), *(self._new(made[0].new_empty(0)) for _ in range(3)))
-            made = fused_kernels.segments_attention_backward(*held, causal, scale, window)
+            made = back(*held, causal, scale, window)
             group = q.shape[1] // k.shape[1]
             # Of every query head first, and then summed.
             each = [self._new(t.new_empty(t.shape[0], group * t.shape[1], t.shape[2])) for t in made[1:] if group > 1]
@@ -408,7 +411,8 @@ class PretendCuda(TorchDispatchMode):
             self.launched_at[self._line()] += count
 
     def _line(self) -> str:
-        frame, outside = sys._getframe(1), ""
+        frame: FrameType | None = sys._getframe(1)
+        outside = ""
         while frame is not None:
             name = frame.f_code.co_filename
             if "site-packages" not in name and name not in OWN:
