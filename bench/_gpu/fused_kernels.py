@@ -54,7 +54,8 @@ def segments_attention(
     if q.device.type != "meta":
         for a, b in _pairs(queries, keys):
             mask = _mask(a, b, causal, window)
-            part, lse[:, a] = (t[0] for t in attention(*_heads_first(q[a], k[b], v[b]), scale, mask))
+            own, keys_of, values_of = _heads_first(q[a], k[b], v[b])
+            part, lse[:, a] = (t[0] for t in attention(own, keys_of, values_of, scale, mask))
             out[a] = part.transpose(0, 1)
     return out, lse
 
@@ -73,18 +74,16 @@ def segments_attention_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`aten._flash_attention_backward` of segments."""
-    grads = tuple(torch.empty_like(t) for t in (q, k, v))
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     if q.device.type != "meta":
-        for t in grads:
+        for t in (dq, dk, dv):
             t.zero_()
         for a, b in _pairs(queries, keys):
-            g, o, own = _heads_first(grad[a], out[a], q[a])
-            parts = (g, own, *_heads_first(k[b], v[b]), o, lse[None, :, a])
-            for whole, place, part in zip(
-                grads, (a, b, b), attention_backward(*parts, scale, _mask(a, b, causal, window)), strict=True
-            ):
+            g, o, own, k_b, v_b = _heads_first(grad[a], out[a], q[a], k[b], v[b])
+            parts = attention_backward(g, own, k_b, v_b, o, lse[None, :, a], scale, _mask(a, b, causal, window))
+            for whole, place, part in zip((dq, dk, dv), (a, b, b), parts, strict=True):
                 whole[place] = part[0].transpose(0, 1)
-    return grads
+    return dq, dk, dv
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:

@@ -69,7 +69,7 @@ class OnGpu(torch.Tensor):
     """
 
     held: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnGpu:
@@ -83,7 +83,7 @@ class OnGpu(torch.Tensor):
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"OnGpu({self.held!r})"
 
     def cpu(self, *_: Any) -> torch.Tensor:
