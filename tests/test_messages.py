@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from concurrent.futures import Future
 
 import anthropic
@@ -63,6 +64,7 @@ def served(request):
     models = Scripted(learns=getattr(request, "param", False))
     server = ChatServer(models, limits=Limits(body_s=0.5))
     with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=20) as client:
+        models.server = server
         yield models, client
     server.close()
 
@@ -363,6 +365,11 @@ def test_a_client_that_asks_again_means_the_same_call(served):
     with pytest.raises(anthropic.APITimeoutError):
         ask(client.with_options(timeout=0.3, max_retries=2))
     assert len(models.calls) == 1
+    until = time.monotonic() + 10
+    while (
+        models.server.in_flight and time.monotonic() < until
+    ):  # a server hears a little later that its client has gone
+        time.sleep(0.01)
     models.futures[0].set_result(ChatReply("late"))
     models.answering = True
     assert [ask(client).content[0].text for _ in "ab"] == ["late", "five"] and len(models.calls) == 2

@@ -135,7 +135,7 @@ def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) ->
     shape = NAMES[name]
     costs = of_layers(shape, lambda few: play(few, adapters, rows, context))
     step, few = costs["step"], costs["first step"]
-    reads = 2 * (shape.block_weights + shape.vocabulary * shape.hidden)
+    reads = 2.0 * (shape.block_weights + shape.vocabulary * shape.hidden)
     reads += 4.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim
     seconds, least = max(LAUNCH_S * step.launches, reads / BYTES_S), reads / BYTES_S
     return {

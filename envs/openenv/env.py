@@ -42,6 +42,7 @@ class OpenEnv(Env):
     blocking = True  # steps wait for a server: environments played side by side are stepped in threads
     bounded = True  # every call has a deadline
     held_out = MappingProxyType({"split": "test"})
+    validation = MappingProxyType({"split": "validation"})
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class OpenEnv(Env):
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
         assert self.num_tasks is not None
         chosen = (options or {}).get("task")
-        own = FIRST[self.split] + (self.rng.randrange(self.num_tasks) if chosen is None else chosen)
+        own = FIRST[self.split or "train"] + (self.rng.randrange(self.num_tasks) if chosen is None else chosen)
         self._start, self._first, self._steps = {**self.arguments, "seed": own}, None, []
         self._chats, self._refused = {}, 0
         try:

@@ -121,7 +121,9 @@ class LeanModel(DecodeModel):
         norms = [
             (getattr(layer.self_attn, name, None), n) for name, n in (("q_norm", self.heads), ("k_norm", self.kv_heads))
         ]
-        heads = torch.cat([norm.weight.expand(n, -1) for norm, n in norms]) if norms[0][0] is not None else None
+        heads = None
+        if norms[0][0] is not None:
+            heads = torch.cat([norm.weight.expand(n, -1) for norm, n in norms if norm is not None])
         return Block(layer.input_layernorm.weight, layer.post_attention_layernorm.weight, heads, linears)
 
     def _stamp(self) -> int:
@@ -189,8 +191,7 @@ class LeanModel(DecodeModel):
         if into:
             torch._foreach_copy_(into, source)
         for place, (staged, *many) in later:
-            ranks = {b.shape[1] for b in many}
-            if len(ranks) == 1:
+            if len({b.shape[1] for b in many}) == 1:
                 # `[adapters, out, r]` -> `[out, adapters, r]`
                 place.unflatten(1, (len(many), -1)).copy_(staged.view(len(many), *many[0].shape).transpose(0, 1))
                 continue
@@ -218,7 +219,8 @@ class LeanDecoder:
         self.model = model
         device = model.base.device
         names = [name for name in dict.fromkeys(adapters) if name is not None]
-        self._layers = model.adapters(names) if names else [[None] * len(GROUPS)] * len(model.blocks)
+        none: list[Adapters | None] = [None] * len(GROUPS)
+        self._layers = model.adapters(names) if names else [none] * len(model.blocks)
         number = {name: n for n, name in enumerate(names)}
         self._lengths = prompts.lengths[list(owner)]
         """tokens of every row so far, on the host"""
@@ -290,8 +292,8 @@ class LeanDecoder:
         values[self._rows, :, self._position] = v
         # The queries of one key head side by side, as if they were several steps: no keys are repeated for them.
         q = q.unflatten(1, (model.kv_heads, -1))
-        seen = (t[:, :, : self._used] for t in (keys, values))
-        h = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=model.scale)
+        keys, values = keys[:, :, : self._used], values[:, :, : self._used]
+        h = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=model.scale)
         x = self._product(*out, h.reshape(rows, -1), x)
         gate, up = self._product(*gate_up, F.rms_norm(x, x.shape[-1:], block.norm_mlp, model.eps)).chunk(2, 1)
         return self._product(*down, F.silu(gate).mul_(up), x)
