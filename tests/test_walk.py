@@ -40,6 +40,7 @@ SKIPPED = {
     r"my_adapters": "a folder of the reader's own; tests/test_load_path.py",
     r"^mafrt export .*step_000020": "a step that the short run has not; tests/test_export.py",
     r"--reward my_reward": "a file of the reader's own; tests/test_reward_functions.py",
+    r"--push_to_hub": "wants a login; tests/test_export.py",
     r"^pip install": "what scripts/install.sh does, with other words",
 }
 """Pattern of a line -> the reason why it is not walked."""
