@@ -24,7 +24,7 @@ from mafrt.cpu.low_rank import Joined, LowRank, Segments, columns_for
 from mafrt.cpu.panels import Panels
 from mafrt.cpu.shared_prompts import SharedPrompts
 from mafrt.models.adapter_routing import AdapterRouting
-from mafrt.models.decoder import DecodeModel, FoldingDecoder
+from mafrt.models.decoder import DecodeModel, FoldingDecoder, where_it_agrees
 from mafrt.models.kv_cache import KVCache, PromptKV, prefill
 
 if TYPE_CHECKING:
@@ -188,16 +188,7 @@ class LeanDecoding(LeanModel):
 
 def decode_model(base: SharedBase) -> DecodeModel:
     """The lean form where it covers a model and agrees with it, else the reference."""
-    try:
-        with torch.no_grad():
-            lean = LeanDecoding(base)
-            if agrees(lean):
-                return lean
-            reason = "its results differ from the model's"
-    except ValueError as error:
-        reason = f"it does not cover {error}"
-    log.info("decoding %s through its own forward: the lean decoder is not used, %s", base.name, reason)
-    return DecodeModel(base, reason)
+    return where_it_agrees(base, LeanDecoding, agrees)
 
 
 def agrees(model: LeanModel, steps: int = 3) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from mafrt.models.kv_cache import KVCache, KVLayer, PromptKV
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
 
 
 class RowDecoder(Protocol):
@@ -128,3 +131,23 @@ class ExpandedDecoder:
         self._cache.keep(rows)
         self._real, self._position = self._real[rows], self._position[rows]
         self.adapters = self.adapters[rows.cpu()]
+
+
+T = TypeVar("T", bound=DecodeModel)
+
+
+def where_it_agrees(base: SharedBase, make: Callable[[SharedBase], T], agrees: Callable[[T], bool]) -> DecodeModel:
+    """A faster form, made by `make`, where it covers the model and computes what the reference does; else that.
+
+    `make` raises ValueError with the reason for a model that it does not cover.
+    """
+    try:
+        with torch.no_grad():
+            lean = make(base)
+            if agrees(lean):
+                return lean
+            reason = "its results differ from the model's"
+    except ValueError as error:
+        reason = f"it does not cover {error}"
+    log.info("decoding %s through its own forward: the lean decoder is not used, %s", base.name, reason)
+    return DecodeModel(base, reason)

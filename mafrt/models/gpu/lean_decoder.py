@@ -9,7 +9,6 @@ Covered are Llama, Mistral without a window, Qwen2 and Qwen3. All of it is plain
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.models.decoder import DecodeModel, ExpandedDecoder, FoldingDecoder
+from mafrt.models.decoder import DecodeModel, ExpandedDecoder, FoldingDecoder, where_it_agrees
 from mafrt.models.kv_cache import PromptKV, prefill
 from mafrt.models.tensors import moved
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
-log = logging.getLogger(__name__)
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 GROUPS = (
@@ -384,16 +382,7 @@ def _is_silu(act: Any) -> bool:
 
 def decode_model(base: SharedBase) -> DecodeModel:
     """The lean form where it covers a model and agrees with it, else the reference."""
-    try:
-        with torch.no_grad():
-            lean = LeanModel(base)
-            if agrees(lean):
-                return lean
-            reason = "its results differ from the model's"
-    except ValueError as error:
-        reason = f"it does not cover {error}"
-    log.info("decoding %s through its own forward: the lean decoder is not used, %s", base.name, reason)
-    return DecodeModel(base, reason)
+    return where_it_agrees(base, LeanModel, agrees)
 
 
 def agrees(model: LeanModel, steps: int = 2) -> bool:
