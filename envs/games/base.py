@@ -12,7 +12,7 @@ from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
 from mafrt.envs.construction import SPLITS
 
-HELD_OUT, VALIDATED = 4, 6
+HELD_OUT, VALIDATED = 4, 12
 """one instance in so many is in the test split, and of the others one in so many in the validation split"""
 MOST_DRAWS = 10_000
 Player = Literal["optimal", "random", "constant"]
