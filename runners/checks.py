@@ -10,7 +10,7 @@ from mafrt.coach import Coach, RulesCoach
 from mafrt.config.team import Team
 from mafrt.config.train_config import RunConfig, TrainConfig
 from mafrt.core.distributed import ALONE, Processes
-from mafrt.core.errors import ConfigError, EnvError, PromptTooLongError
+from mafrt.core.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import Evidence
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.base import Env
@@ -21,6 +21,7 @@ from mafrt.rollout.stratified_order import strata_of
 from mafrt.rollout.tree_player import scorable
 from mafrt.runners.async_rollout import check_async
 from mafrt.runners.limits import check_limits
+from mafrt.storage.load_path import resolve
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
@@ -62,6 +63,7 @@ def check_run(
     tree, judging = rule.tree_samples > 1, coach is not None
     check_team(env, team)
     check_evaluated(env if eval_env is None else eval_env, config.run)
+    check_teacher(rule.settings, team)
     check_limits(config, team, models, tokens_given=tokens_given)
     check_several(team, models, config, rule)
     check_processes(processes, config, judged=judging and tree)
@@ -72,6 +74,18 @@ def check_run(
     check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
     check_replays(env, rule.settings, processes.size, config.play.audit_turns)
     check_async(config, team, sharded=sharded)
+
+
+def check_teacher(settings: Algorithm, team: Team) -> None:
+    """Raise CheckpointError unless the folder that is named as a teacher has an adapter for each of the team's."""
+    if (path := getattr(settings, "teacher_path", None)) is None:
+        return
+    try:
+        source = resolve(path)
+        for adapter in team.adapters:
+            source.adapter(adapter)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace("--load_path", "--teacher_path")) from None
 
 
 def check_evaluated(eval_env: Env, run: RunConfig) -> None:

@@ -281,6 +281,8 @@ serve_tinker --output empty.jsonl                               | cannot be writ
 train --env verifiers:x --env_python no/such                    | is no program that can be run
 train --env resoning_gym:x                                      | did you mean 'reasoning_gym:x'
 train --env openenv:localhost:8000                              | expected http://HOST:PORT
+train --env opnenv:http://127.0.0.1:1                           | openenv:http://HOST:PORT
+train --env math --algorithm opd --teacher_path nowhere          | --teacher_path takes
 train --env openenv:http://127.0.0.1:1                          | cannot be reached
 serve_retriever                                                 | --corpus_path
 serve_retriever empty.jsonl --port 0 | is empty

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import random
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Message, Observation, StepResult
-from mafrt.environment.base import Env
 from mafrt.environment.call_values import Unreadable, read_value
+from mafrt.environment.replayed import ReplayedEnv
 from mafrt.environment.tool_calls import BadCall, find_call, tool_message
 from mafrt.envs.construction import SPLITS
-from mafrt.envs.openenv.servers import ActionError, LostError, Servers, Session, token_of
-
-T = TypeVar("T")
+from mafrt.envs.openenv.servers import ActionError, Servers, Session, token_of
 
 FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 """Seed of a split's first episode."""
-MOST_LOST = 20
-"""Times that an episode is played again for one call."""
 _HIDDEN = ("done", "reward", "metadata")
 _TOOLS = {"type": "list_tools"}
 
 
-class OpenEnv(Env):
+class OpenEnv(ReplayedEnv[Session]):
     """An environment on servers of OpenEnv.
 
     Its actions are read from the server's own schema. With one field of text (`message`, `code`, ...) an agent's words
@@ -39,8 +32,7 @@ class OpenEnv(Env):
     is a function of seed and actions: one whose server is lost is played again on another, and compared.
     """
 
-    blocking = True  # steps wait for a server: environments played side by side are stepped in threads
-    bounded = True  # every call has a deadline
+    _end = staticmethod(Session.close)
     held_out = MappingProxyType({"split": "test"})
     validation = MappingProxyType({"split": "validation"})
 
@@ -96,21 +88,13 @@ class OpenEnv(Env):
         self._begin()
 
     def _begin(self) -> None:
-        """No session and no episode yet."""
-        self._sessions: list[Session] = []  # at most one; a list, so that the finaliser sees the last one
+        super()._begin()
         self._start: dict[str, Any] | None = None
         self._first: Any = None
         self._steps: list[tuple[dict[str, Any], Any]] = []
         self._tools: list[Any] = []
         self._chats: dict[str, list[Message]] = {}
         self._refused = 0
-        weakref.finalize(self, _leave, self._sessions)
-
-    def spawn(self) -> OpenEnv:
-        twin = copy.copy(self)
-        twin.rng, twin.step_count = random.Random(), 0
-        twin._begin()
-        return twin
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -121,10 +105,10 @@ class OpenEnv(Env):
         self._start, self._first, self._steps = {**self.arguments, "seed": own}, None, []
         self._chats, self._refused = {}, 0
         try:
-            reply = self._persist(lambda session: session.ask("reset", self._start or {}))
+            reply = self._ask("reset", self._start)
             self._first = reply
             if self.calls_tools and not self._tools:
-                listed = self._persist(lambda session: session.ask("step", _TOOLS))
+                listed = self._ask("step", _TOOLS)
                 self._tools = _schemas_of(listed["observation"].get("tools"))
                 self._steps.append((_TOOLS, listed))
         except ActionError as error:
@@ -140,7 +124,7 @@ class OpenEnv(Env):
         if isinstance(action, str):
             return self._refuse(agent, action)
         try:
-            reply = self._persist(lambda session: session.ask("step", action))
+            reply = self._ask("step", action)
         except ActionError as error:
             return self._refuse(agent, f"The environment does not take this: {error}. {self._form()}")
         self._steps.append((action, reply))
@@ -155,9 +139,6 @@ class OpenEnv(Env):
         self._refused += 1
         seen = self._heard(agent, {"role": "user", "content": why})
         return StepResult({agent: seen}, {}, False, False, {"measures": {"refused": float(self._refused)}})
-
-    def close(self) -> None:
-        _leave(self._sessions)
 
     # ------------------------------------------------------------------------------------------------ words and fields
 
@@ -231,32 +212,20 @@ class OpenEnv(Env):
 
     # ------------------------------------------------------------------------------------------------------- servers
 
-    def _persist(self, call: Callable[[Session], T]) -> T:
-        """The result of a call on a server that answers; the episode so far is played again where it has to be."""
-        for _ in range(MOST_LOST):
-            try:
-                if not self._sessions:
-                    self._sessions.append(self._servers.open())
-                    self._again()
-                return call(self._sessions[0])
-            except LostError:
-                self.close()
-        raise EnvError(f"an episode lost its session {MOST_LOST} times in one call; the servers answer, but keep none")
+    def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        return self._persist(lambda: self._sessions[0].ask(kind, data))
 
-    def _again(self) -> None:
-        """Bring a new session to where the episode is."""
+    def _open(self) -> Session:
+        return self._servers.open()
+
+    def _play_again(self) -> bool:
         if self._first is None:
-            return
+            return True
         session = self._sessions[0]
         same = _told(session.ask("reset", self._start or {})) == _told(self._first)
         for action, shown in self._steps:
             same = same and _told(session.ask("step", action)) == _told(shown)
-        if not same:
-            address = session.server.address
-            self.close()
-            raise EnvError(
-                f"an episode that lost its server went another way on {address} with the same seed and actions"
-            )
+        return bool(same)
 
 
 def _told(reply: dict[str, Any]) -> Any:
@@ -309,8 +278,3 @@ def _result(shown: Mapping[str, Any]) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _leave(sessions: list[Session]) -> None:
-    while sessions:
-        sessions.pop().close()

@@ -22,6 +22,7 @@ from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError, Mi
 from mafrt.core.extras import install
 from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_deep, error_line, shortened
+from mafrt.environment.replayed import LostError
 
 LARGEST = 16 << 20
 """Bytes of one message."""
@@ -33,10 +34,6 @@ PATIENCE_S = 60.0
 """without any server until the run gives up"""
 MOST_BROKEN = 5
 """Wrong replies after which a server is left for the rest of the run."""
-
-
-class LostError(Exception):
-    """The session is gone with its server; the episode has to be played again on another one."""
 
 
 @dataclass(eq=False)

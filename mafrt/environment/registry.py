@@ -119,7 +119,10 @@ def _package(name_or_path: str) -> str | None:
 def _factory(name_or_path: str) -> Any:
     name_or_path = _package(name_or_path) or name_or_path
     if "://" in name_or_path:
-        raise EnvError(f"{name_or_path}: an environment on a server is named as {REMOTE}HOST:PORT/NAME")
+        raise EnvError(
+            f"{name_or_path}: an environment on a server is named as {REMOTE}HOST:PORT/NAME, or one of OpenEnv as "
+            "openenv:http://HOST:PORT"
+        )
     try:
         return ENVIRONMENTS.resolve(name_or_path)
     except EnvError as error:

@@ -14,7 +14,7 @@ from mafrt.core.types import Episode, Message, Observation, Request, SamplingPar
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.rollout.player import Player
-from mafrt.rollout.prompts import AgentTokenizer, encode_prompt
+from mafrt.rollout.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
@@ -66,8 +66,7 @@ def chat(
     task = declared("mafrt.envs.math.tasks:Task")("asked", said, "0")
     env: Env = declared("mafrt.envs.math:MathEnv")(team=team, tasks=[task])
     main = base.main
-    voices = {name: AgentTokenizer(main.tokenizer, main.context_window) for name in team.names}
-    player = Player(main.engine, main.tokenizer, team, how, main.context_window, voices=voices)
+    player = Player(main.engine, main.tokenizer, team, how, main.context_window)
     episode = one_episode(player, env, seed)
     if episode is None:
         raise ConfigError("the text is too long for the context window of the base")

@@ -1,33 +1,25 @@
 """An environment that is played on servers elsewhere (`--env grpc://HOST:PORT/NAME`).
 
-An environment is a function of its seed and the actions, so an episode whose server dies is played again on another one
-up to where it was, and goes on there: no episode is lost, and none is counted twice. What a server sends is checked as
-what an environment returns is; a server that breaks the contract is set aside.
+What a server sends is checked as what an environment returns is; a server that breaks the contract is set aside.
 """
 
 from __future__ import annotations
 
-import copy
-import random
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Observation, StepResult
-from mafrt.environment.base import Env
 from mafrt.environment.contract import checked_reset, checked_step
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote.messages import pack_actions, unpack_failure, unpack_reset, unpack_result
-from mafrt.environment.remote.pool import LostError, Servers, ServerSession
+from mafrt.environment.remote.pool import Servers, ServerSession
+from mafrt.environment.replayed import LostError, ReplayedEnv
 
 T = TypeVar("T")
 
-MOST_LOST = 50
-"""Times that an episode is played again for one call"""
 
-
-class RemoteEnv(Env):
+class RemoteEnv(ReplayedEnv[ServerSession]):
     """One environment on one or more servers.
 
     Args:
@@ -38,12 +30,10 @@ class RemoteEnv(Env):
         EnvError: the address is none, no server can be reached, or one serves something else.
     """
 
-    blocking = True  # steps wait for a server: environments played side by side are stepped in threads
-    bounded = True  # every call has a deadline
-
     def __init__(self, address: str, held_out: bool = False) -> None:
         addresses, name = parsed(address)
         self._servers = Servers(addresses, name)
+        self._end = self._servers.leave
         described = self._servers.description
         assert described is not None
         self._held = held_out
@@ -60,18 +50,10 @@ class RemoteEnv(Env):
         self._begin()
 
     def _begin(self) -> None:
-        """No session and no episode yet."""
-        self._seats: list[ServerSession] = []  # at most one; a list, so that the finaliser sees the last one
+        super()._begin()
         self._seed, self._task = 0, None
         self._first: dict[str, Observation] | None = None
         self._steps: list[tuple[dict[str, str], StepResult]] = []
-        weakref.finalize(self, _leave, self._servers, self._seats)
-
-    def spawn(self) -> RemoteEnv:
-        twin = copy.copy(self)
-        twin.rng, twin.step_count = random.Random(), 0
-        twin._begin()
-        return twin
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -89,70 +71,40 @@ class RemoteEnv(Env):
         self._steps.append((dict(actions), result))
         return result
 
-    def close(self) -> None:
-        _leave(self._servers, self._seats)
-
     # ------------------------------------------------------------------------------------------------------- servers
 
-    def _persist(self, call: Callable[[], T]) -> T:
-        """The result of a call on a server that is alive; the episode so far is played again where it has to be.
+    def _open(self) -> ServerSession:
+        return self._servers.open_session(self._held)
 
-        Raises:
-            EnvError: the environment raised, an episode that is played again goes another way, or the servers keep no
-                session.
-            EnvDownError: no server is left.
-        """
-        for _ in range(MOST_LOST):
-            try:
-                if not self._seats:
-                    self._seats.append(self._servers.open_session(self._held))
-                    self._again()
-                return call()
-            except LostError:
-                self.close()
-        raise EnvError(f"an episode lost its session {MOST_LOST} times in one call; the servers answer, but keep none")
-
-    def _again(self) -> None:
-        """Bring a new session to where the episode is."""
+    def _play_again(self) -> bool:
         if self._first is None:
-            return
+            return True
         observations, _ = self._reset()
         same = observations == self._first
         for number, (actions, shown) in enumerate(self._steps):
             same = same and tuple(self._step(number, actions))[:4] == tuple(shown)[:4]
-        if not same:
-            address = self._seats[0].server.address
-            self.close()
-            raise EnvError(
-                f"an episode that lost its server was played again on {address} and went another way with the same "
-                "seed and actions; draw from self.rng only, and set all state in reset()"
-            )
+        return same
 
     def _reset(self) -> tuple[dict[str, Observation], dict[str, Any]]:
-        request = pb.ResetRequest(session=self._seats[0].session, seed=self._seed, task=self._task)
-        reply = self._servers.call(self._seats[0], "Reset", request)
+        request = pb.ResetRequest(session=self._sessions[0].session, seed=self._seed, task=self._task)
+        reply = self._servers.call(self._sessions[0], "Reset", request)
         return self._read(reply, "reset()", lambda where: checked_reset(self.agents, where, unpack_reset(reply)))
 
     def _step(self, number: int, actions: dict[str, str]) -> StepResult:
-        request = pb.StepRequest(session=self._seats[0].session, number=number, actions=pack_actions(actions))
-        reply = self._servers.call(self._seats[0], "Step", request)
+        request = pb.StepRequest(session=self._sessions[0].session, number=number, actions=pack_actions(actions))
+        reply = self._servers.call(self._sessions[0], "Step", request)
         return self._read(reply, "step()", lambda where: checked_step(self.agents, where, unpack_result(reply)))
 
     def _read(self, reply: Any, method: str, read: Callable[[str], T]) -> T:
         """A reply, checked. A failure of the environment is raised; a server that breaks the contract is set aside."""
         if reply.HasField("failure"):
             raise unpack_failure(reply.failure)
-        seat = self._seats[0]
+        seat = self._sessions[0]
         try:
             return read(f"the reply of {seat.server.address} to {method}")
         except (EnvError, ValueError, TypeError, KeyError, AttributeError) as error:
             self._servers.mark_broken(seat, f"it broke the protocol: {' '.join(str(error).split())[:200]}")
             raise LostError(seat.server.address) from None
-
-
-def _leave(servers: Servers, seats: list[ServerSession]) -> None:
-    while seats:
-        servers.leave(seats.pop())
 
 
 def parsed(address: str) -> tuple[list[str], str]:

@@ -25,6 +25,7 @@ from mafrt.core.text import clean_text, has_controls, shortened
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import environment_pb2_grpc as rpc
 from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
+from mafrt.environment.replayed import LostError
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,6 @@ MOST_COUNTED = 10**8
 MOST_AGENTS = 256
 _LONGEST_S = 60.0
 """Longest time for which a server is set aside before it is tried again."""
-
-
-class LostError(Exception):
-    """A session is gone with its server; the episode has to be played again on another one."""
 
 
 @dataclass(eq=False)
