@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bench import _measure
-from bench._gpu import capacity, modelled, models, parity, quickstart, roofline, speed
+from bench._gpu import against_trl, capacity, measured, modelled, models, parity, quickstart, roofline, speed
 from bench._gpu.stages import GpuStage, run_stages
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.strict_parser import StrictParser
@@ -32,7 +32,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if args.small:
         torch.set_num_threads(1)
     results = {"bench": "gpu", "machine": _measure.machine()}
-    results["stages"] = stages = run_stages(_stages(args), args.minutes, args.output)
+    chosen = [stage for stage in _stages(args) if not args.stages or any(word in stage.name for word in args.stages)]
+    results["stages"] = stages = run_stages(chosen, args.minutes, args.output)
     print(table(stages))
     if failed := [name for name, entry in stages.items() if entry["state"] == "failed"]:
         raise _measure.Disagreement(f"failed: {', '.join(failed)}; {stages[failed[0]]['why']}")
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help="JSON file, written after every stage")
     parser.add_argument("--small", action="store_true", help="a model of two layers, and a few iterations")
     parser.add_argument("--pretend", action="store_true", help="count launches and bytes on a pretended GPU")
+    parser.add_argument("--stages", nargs="+", default=[], metavar="WORD", help="only stages whose names hold a word")
     parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "qwen3-4b"], choices=tuple(models.NAMES))
     return parser
 
@@ -72,6 +74,8 @@ def _stages(args: argparse.Namespace) -> list[GpuStage]:
     stages = [
         GpuStage("limits", 5, lambda: vars(limit())),
         GpuStage("parity", 10, lambda: parity.check(device, dtypes)),
+        GpuStage("attention", 10, lambda: parity.attention(device)),
+        GpuStage("every stage", 15, lambda: quickstart.every_stage(device)),
         GpuStage("quantised", 10, lambda: parity.quantised(device)),
         GpuStage(
             "quickstart",
@@ -79,8 +83,12 @@ def _stages(args: argparse.Namespace) -> list[GpuStage]:
             lambda: quickstart.learn(device, 1 if small else 30, 8 if small else 200),
         ),
     ]
-    for name in ("small",) if small else ("qwen3-0.6b", "qwen3-4b"):
-        stages += _of_shape(name, base_of, limit, small)
+    names = ("small",) if small else args.models
+    for name in names:
+        stages += _timed(name, base_of, limit, device, small)
+    # Last, since torch's profiler makes every launch after it slower.
+    for name in names:
+        stages += _profiled(name, base_of, device)
     return stages
 
 
@@ -92,27 +100,50 @@ class PresentBase:
         self._name = ""
         self._base: SharedBase | None = None
 
+    def free(self) -> None:
+        self._base = None
+
     def __call__(self, name: str) -> SharedBase:
         if self._base is None or self._name != name:
-            self._base = None
+            self.free()
             self._base = models.random_base(models.NAMES[name], 16, device=self.device, dtype=self.dtype)
             self._name = name
         return self._base
 
 
-def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], small: bool) -> list[GpuStage]:
+def _timed(
+    name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], device: str, small: bool
+) -> list[GpuStage]:
     shape, seconds = models.NAMES[name], 5 if small else 45
-    sizes: dict[str, Any] = {"adapters": (1, 4, 16), "rows": (16, 64, 256), "contexts": (128, 1024), "steps": 32}
+    # The keys and values of 256 rows of a large model take most of a GPU's memory.
+    rows = (16, 64, 256) if shape.hidden < 2000 else (16, 64)
+    sizes: dict[str, Any] = {"adapters": (1, 4, 16), "rows": rows, "contexts": (128, 1024), "steps": 32}
     tokens: dict[str, Any] = {"adapters": (1, 4, 16), "tokens": (512, 2048)}
     if small:
         sizes = {"adapters": (2,), "rows": (4,), "contexts": (16,), "steps": 4}
         tokens = {"adapters": (2,), "tokens": (64,)}
+
+    def iterations() -> Any:
+        base_of.free()
+        return against_trl.iterations(shape, device, base_of.dtype, (1,) if small else (1, 4), small=small)
+
     return [
         GpuStage(f"decode {name}", seconds, lambda: speed.decode(base_of(name), shape, limit(), **sizes)),
         GpuStage(f"update {name}", seconds, lambda: speed.update(base_of(name), shape, limit(), **tokens)),
-        GpuStage(f"kernels {name}", seconds / 2, lambda: speed.kernels(base_of(name), shape)),
+        GpuStage(f"iteration {name}", seconds, iterations),
         GpuStage(f"agents {name}", seconds / 2, lambda: capacity.agents_that_fit(base_of(name), shape, (16, 24))),
     ]
+
+
+def _profiled(name: str, base_of: PresentBase, device: str) -> list[GpuStage]:
+    shape, counts = models.NAMES[name], (1, 4, 16)
+    stages = [GpuStage(f"kernels {name}", 20, lambda: speed.kernels(base_of(name), shape))]
+    if device != "cpu":
+        stages += [
+            GpuStage(f"counted decoding {name}", 20, lambda: measured.decode_rows(name, base_of(name), counts)),
+            GpuStage(f"counted updates {name}", 20, lambda: measured.update_rows(name, base_of(name), shape, counts)),
+        ]
+    return stages
 
 
 def table(stages: dict[str, dict[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and measures everything that runs on a GPU, in at most nine minutes; results in gpu_check.json.
-# The machine needs python3 with torch and transformers. PEFT and a few small packages come from a folder of wheels that
+# The machine needs python3 with torch and transformers. PEFT, TRL and a few small packages come from a folder of wheels that
 # `bash scripts/gpu_check.sh --pack` makes on a machine with a network. Arguments go to `mafrt bench gpu`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,10 +10,8 @@ site=.gpu_site
 if [ "${1:-}" = --pack ]; then
   rm -rf "$wheels"
   # Without their dependencies, which come with torch and transformers.
-  for name in peft accelerate math-verify latex2sympy2_extended antlr4-python3-runtime; do
-    line=$(grep -i "^$name==" requirements.txt || true)
-    [ "$name" != antlr4-python3-runtime ] || line="antlr4-python3-runtime==4.13.2"
-    python3 -m pip download --quiet --no-deps --dest "$wheels" "$line"
+  for name in peft accelerate math-verify latex2sympy2-extended antlr4-python3-runtime trl datasets dill multiprocess; do
+    python3 -m pip download --quiet --no-deps --dest "$wheels" "$(grep -i "^$name==" constraints.txt)"
   done
   exit
 fi

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base
@@ -12,6 +14,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.compute import reference
 from mafrt.models.decoder import DecodeModel, ExpandedDecoder
 from mafrt.models.gpu import lean_decoder
+from mafrt.models.gpu.graphs import Recorder
 from mafrt.models.gpu.lean_decoder import LeanModel, agrees, decode_model
 from mafrt.models.kv_cache import prefill
 from mafrt.models.shared_base import SharedBase
@@ -78,6 +81,58 @@ def test_steps_equal_the_models_own(plain, kind, lengths, monkeypatch):
     for own, other in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
         for row, length in enumerate(ours.lengths.tolist()):
             torch.testing.assert_close(own[row, :, :length], other[row, :, :length], atol=1e-4, rtol=1e-4)
+
+
+class Repeats:
+    """Stands in for a recorder: repeats the work by running it again, at the first call and not when it is given."""
+
+    works = True
+
+    def __init__(self):
+        self.recordings = 0
+
+    def record(self, work):
+        self.recordings += 1
+        return work
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (6, 6, 6)])
+def test_recorded_steps_equal_the_models_own(plain, lengths, monkeypatch):
+    monkeypatch.setattr(lean_decoder, "ROOM", 16)
+    lean, whole = pair(base_of(), lengths)
+    recorder = lean.model.recorder = Repeats()
+    for step in range(38):
+        rows = len(lean._lengths)
+        agree(lean, whole, random_ids(1, rows, seed=step)[0])
+        if step in (5, 20):
+            kept = torch.arange(0, rows, 2)
+            lean.keep(kept)
+            whole.keep(kept)
+    assert recorder.recordings >= 3, "anew when rows leave or the buffers grow"
+    folded, expected = lean.folded(), whole.folded()
+    for own, other in zip((*folded.keys, *folded.values), (*expected.keys, *expected.values), strict=True):
+        for row, length in enumerate(folded.lengths.tolist()):
+            torch.testing.assert_close(own[row, :, :length], other[row, :, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_what_cannot_be_recorded_is_launched_one_by_one(plain, monkeypatch, caplog):
+    lean, whole = pair(base_of(), steps=20)
+    monkeypatch.setattr(Recorder, "_recorded", lambda self, work: (_ for _ in ()).throw(RuntimeError("no capture")))
+    recorder = lean.model.recorder = Recorder(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    for step in range(9):
+        agree(lean, whole, random_ids(1, len(lean._lengths), seed=step)[0])
+    assert not recorder.works and caplog.text.count("no capture") == 1
+
+
+def test_a_recorded_step_is_one_launch():
+    with PretendCuda() as gpu:
+        lean = LeanModel(on_gpu(2, layers=3))
+        decoder = lean.decoder(prefill(lean.base, [[1, 2, 3], [4, 5, 6]], [0, 1])[1], [0, 1], ["agent0", "agent1"], 30)
+        for step in range(12):
+            gpu.clear()
+            decoder.step(torch.tensor([step, 7]).to("cuda"))
+        assert gpu.launched <= 3 and gpu.recorded.total() > 60
 
 
 def test_weights_are_parts_of_one_and_held_once(plain):

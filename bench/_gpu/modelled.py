@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,7 @@ from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.logprobs import FrozenHead, token_logprobs
 from mafrt.models.memory_estimate import MemoryInputs, ModelShape, activations, adapter_weights
+from mafrt.models.shared_base import SharedBase
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
@@ -55,7 +56,15 @@ def of_layers(shape: ModelShape, measure: Callable[[ModelShape], dict[str, Cost]
     return {name: few[name].at(many[name], LAYERS, shape.layers) for name in few}
 
 
-class _Meter:
+class Meter(Protocol):
+    """What a piece of work costs, under a name."""
+
+    costs: dict[str, Cost]
+
+    def __call__(self, name: str, work: Callable[[], Any]) -> Any: ...
+
+
+class _PretendedMeter:
     def __init__(self, gpu: PretendCuda) -> None:
         self.gpu, self.before, self.costs = gpu, gpu.live, dict[str, Cost]()
 
@@ -68,55 +77,72 @@ class _Meter:
 
 
 def play(shape: ModelShape, adapters: int, rows: int, context: int, **sampling: Any) -> dict[str, Cost]:
+    """`played` on the pretended GPU."""
+    with PretendCuda(NUMBERS) as gpu, torch.no_grad():
+        base = random_base(shape, adapters, device="cuda", dtype=torch.bfloat16)
+        return played(base, _PretendedMeter(gpu), adapters, rows, context, **sampling)
+
+
+def played(base: SharedBase, meter: Meter, adapters: int, rows: int, context: int, **sampling: Any) -> dict[str, Cost]:
     """A prefill of `rows` prompts of `context` tokens, the first step, one more, a request that joins, and its step."""
-    rng = random.Random(0)
+    rng, vocabulary = random.Random(0), base.config.vocab_size
 
     def requests(first: int, count: int, length: int) -> dict[int, Request]:
         made = {}
         for row in range(first, first + count):
             how = SamplingParams(max_new_tokens=64, **sampling)
-            prompt = [rng.randrange(1, shape.vocabulary) for _ in range(length)]
+            prompt = [rng.randrange(1, vocabulary) for _ in range(length)]
             made[row] = Request(prompt, f"agent{row % adapters}" if adapters else None, how, seed=row)
         return made
 
-    with PretendCuda(NUMBERS) as gpu, torch.no_grad():
-        base = random_base(shape, adapters, device="cuda", dtype=torch.bfloat16)
-        engine = LocalEngine(base, eos_ids=())
-        meter = _Meter(gpu)
-        batch = meter("prefill", lambda: engine.begin(requests(0, rows, context)))
-        meter("first step", batch.step)
-        meter("step", batch.step)
-        meter("join", lambda: engine.join(batch, requests(rows, 1, context)))
-        meter("step after it", batch.step)
+    engine = LocalEngine(base, eos_ids=())
+    batch = meter("prefill", lambda: engine.begin(requests(0, rows, context)))
+    meter("first step", batch.step)
+    meter("step", batch.step)
+    meter("join", lambda: engine.join(batch, requests(rows, 1, context)))
+    meter("step after it", batch.step)
     return meter.costs
 
 
-def learn(
-    shape: ModelShape, adapters: int, *, prompts: int, prompt: int, answers: int, answer: int, checkpointing: bool
-) -> dict[str, Cost]:
-    """One update of all adapters from `prompts` x `answers` turns, in one micro-batch."""
-    tokens = prompts * (prompt + answers * answer)
+def learn(shape: ModelShape, adapters: int, *, checkpointing: bool, **size: int) -> dict[str, Cost]:
+    """`learnt` on the pretended GPU."""
     with PretendCuda(NUMBERS) as gpu:
         base = random_base(shape, adapters, device="cuda", dtype=torch.bfloat16, window=2**15)
-        base.gradient_checkpointing(checkpointing)
-        names = [f"agent{number}" for number in range(adapters)]
-        meter = _Meter(gpu)
-        settings = LearnConfig(ppo_epoch=1, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing)
-        team = Team(tuple(AgentSpec(name=name, adapter=name) for name in names))
-        learner = Learner(base, team, settings, Objective(), seed=0)
-        turns = turns_of(shape, adapters, prompts, prompt, answers, answer)
-        for name in ("first update", "update"):
-            meter(name, lambda: learner.update(turns, names, 0))
+        return learnt(base, _PretendedMeter(gpu), adapters, checkpointing=checkpointing, **size)
+
+
+def learnt(
+    base: SharedBase,
+    meter: Meter,
+    adapters: int,
+    *,
+    prompts: int,
+    prompt: int,
+    answers: int,
+    answer: int,
+    checkpointing: bool,
+) -> dict[str, Cost]:
+    """Two updates of all adapters from `prompts` x `answers` turns, in one micro-batch."""
+    tokens = prompts * (prompt + answers * answer)
+    base.gradient_checkpointing(checkpointing)
+    names = [f"agent{number}" for number in range(adapters)]
+    settings = LearnConfig(ppo_epoch=1, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing)
+    team = Team(tuple(AgentSpec(name=name, adapter=name) for name in names))
+    learner = Learner(base, team, settings, Objective(), seed=0)
+    turns = turns_of(base.config.vocab_size, adapters, prompts, prompt, answers, answer)
+    for name in ("first update", "update"):
+        meter(name, lambda: learner.update(turns, names, 0))
+    base.gradient_checkpointing(False)
     return meter.costs
 
 
-def turns_of(shape: ModelShape, adapters: int, prompts: int, prompt: int, answers: int, answer: int) -> list[Turn]:
+def turns_of(vocabulary: int, adapters: int, prompts: int, prompt: int, answers: int, answer: int) -> list[Turn]:
     """Turns with advantages, `answers` to each prompt, adapters in turn."""
     rng, made = random.Random(0), []
     for number in range(prompts):
-        ids = [rng.randrange(1, shape.vocabulary) for _ in range(prompt)]
+        ids = [rng.randrange(1, vocabulary) for _ in range(prompt)]
         for _ in range(answers):
-            out = [rng.randrange(1, shape.vocabulary) for _ in range(answer)]
+            out = [rng.randrange(1, vocabulary) for _ in range(answer)]
             told: dict[str, Any] = {"text": "x", "stop": "eos", "turn": 0, "env_step": 0, "adapter_version": 0}
             turn = Turn(
                 agent=f"agent{number % adapters}", prompt_ids=ids, action_ids=out, logprobs=[-1.0] * answer, **told
@@ -150,15 +176,17 @@ def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) ->
     }
 
 
+def update_size(adapters: int) -> dict[str, int]:
+    """Of the update in the table: 256 tokens a prompt, with 4 answers of 256."""
+    return {"prompts": max(4, adapters), "prompt": 256, "answers": 4, "answer": 256}
+
+
 def update_row(name: str, adapters: int) -> dict[str, Any]:
     """A line of the table: an update from 4 prompts of 256 tokens with 4 answers of 256 each, checkpointed."""
     shape = NAMES[name]
-    size: dict[str, Any] = {"prompts": max(4, adapters), "prompt": 256, "answers": 4, "answer": 256}
+    size = update_size(adapters)
     cost = of_layers(shape, lambda few: learn(few, adapters, checkpointing=True, **size))["update"]
-    tokens = size["prompts"] * (256 + 4 * 256)
-    use = MemoryInputs(agents=adapters, micro_batch_tokens=tokens, rows=0)
-    # The weights, float32, were there before.
-    formula = activations(shape, use, 2) + 16 * adapters * adapter_weights(shape, use)
+    tokens, formula = update_bytes(shape, adapters)
     return {
         "model": name,
         "K": adapters,
@@ -170,13 +198,21 @@ def update_row(name: str, adapters: int) -> dict[str, Any]:
     }
 
 
+def update_bytes(shape: ModelShape, adapters: int) -> tuple[int, float]:
+    """Tokens of the update in the table, and what `mafrt info --memory` counts for it beside what was there."""
+    tokens = update_size(adapters)["prompts"] * (256 + 4 * 256)
+    use = MemoryInputs(agents=adapters, micro_batch_tokens=tokens, rows=0)
+    # The weights, float32, were there before.
+    return tokens, activations(shape, use, 2) + 16 * adapters * adapter_weights(shape, use)
+
+
 def head(tokens: int = 6144, vocabulary: int = 151936, hidden: int = 2560, *, entropy: bool = False) -> Cost:
     """Log-probabilities of tokens, with their gradients."""
     with PretendCuda(NUMBERS) as gpu:
         weight = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, device="cuda")
         states = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         targets = torch.zeros(tokens, dtype=torch.long, device="cuda")
-        meter = _Meter(gpu)
+        meter = _PretendedMeter(gpu)
         kept = meter("head", lambda: token_logprobs(states, targets, FrozenHead(weight), entropy_grad=entropy))
         del kept
     return meter.costs["head"]

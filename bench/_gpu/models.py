@@ -20,6 +20,16 @@ def random_base(
     shape: ModelShape, adapters: int, *, device: str, dtype: torch.dtype, rank: int = 8, window: int = 16384
 ) -> SharedBase:
     """A Qwen3 with random weights of these dimensions and `adapters` adapters `agent0`, `agent1`, ..."""
+    model = random_model(shape, device=device, dtype=dtype, window=window)
+    tokenizer: Any = NoText()
+    base = SharedBase(model.eval().requires_grad_(False), tokenizer, "random Qwen3")
+    for k in range(adapters):
+        add_adapter(base, k, rank)
+    return base
+
+
+def random_model(shape: ModelShape, *, device: str, dtype: torch.dtype, window: int = 16384) -> Any:
+    """A Qwen3 of these dimensions."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -32,6 +42,7 @@ def random_base(
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=window,
+        initializer_range=shape.hidden**-0.5,
         tie_word_embeddings=shape.tied,
         pad_token_id=0,
         eos_token_id=None,
@@ -41,14 +52,9 @@ def random_base(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = Qwen3ForCausalLM(config)
+            return Qwen3ForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
-    tokenizer: Any = NoText()
-    base = SharedBase(model.eval().requires_grad_(False), tokenizer, "random Qwen3")
-    for k in range(adapters):
-        add_adapter(base, k, rank)
-    return base
 
 
 def add_adapter(base: SharedBase, number: int, rank: int = 8) -> None:

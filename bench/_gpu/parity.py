@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bench._gpu.models import SMALL, add_adapter, random_base
 from bench._measure import Disagreement, agree
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.compute import reference
+from mafrt.models.gpu import packed_attention
 from mafrt.models.logprobs import FrozenHead, token_logprobs
+from mafrt.models.packed_attention import PackedRows
+from mafrt.models.packing import Packing, SharedPrefixes, pack
 from mafrt.models.shared_base import SharedBase
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
@@ -39,6 +43,72 @@ def check(device: str, dtypes: tuple[torch.dtype, ...]) -> dict[str, float]:
         differences |= {f"{name} {what}": gap for what, gap in _heads(device, dtype, limit).items()}
         differences[f"{name} greedy tokens that differ, lean and model's decoder"] = _decoders(base, exact=limit < 1e-3)
     return differences
+
+
+def attention(device: str, batches: int = 12) -> dict[str, float]:
+    """Attention of packed rows in bfloat16 against the reference in float32, on batches of all kinds, gradients too.
+
+    Returns the largest difference of outputs and gradients relative to their largest number; bfloat16 has 8 bits.
+    """
+    worst = {"forward": 0.0, "gradients": 0.0}
+    if torch.device(device).type != "cuda":
+        return worst
+    for seed in range(batches):
+        draw = torch.Generator().manual_seed(seed)
+        heads, kv_heads, dim = ((16, 8, 128), (6, 2, 64), (4, 4, 96), (8, 1, 256))[seed % 4]
+        packing, past = _packed(draw, seed, (kv_heads, dim), device)
+        parts = [torch.randn(n, len(packing.take), dim, generator=draw) for n in (heads, kv_heads, kv_heads)]
+        weight = torch.randn(len(packing.take), heads, dim, generator=draw).to(device)
+        window = 24 if seed % 5 == 4 else None
+        results = []
+        for dtype, compute in ((torch.bfloat16, packed_attention.attend), (torch.float32, _reference_attention)):
+            # The reference begins from the rounded numbers too.
+            own = [t.to(device, torch.bfloat16).to(dtype).requires_grad_() for t in parts]
+            kept = None if past is None else tuple(t.to(torch.bfloat16).to(dtype) for t in past)
+            rows = PackedRows(packing, _rectangle, dim**-0.5, window, kept, True)
+            if not packed_attention.serves(own[0].bfloat16(), rows):
+                break  # a window that cuts a beginning
+            out = compute(*own, rows)
+            results.append([out, *torch.autograd.grad((out * weight.to(dtype)).sum(), own)])
+        for number, (ours, theirs) in enumerate(zip(*results, strict=True) if len(results) == 2 else ()):
+            kind = "gradients" if number else "forward"
+            gap = float((ours.float() - theirs).abs().max() / theirs.abs().max())
+            if not gap < 2e-2:
+                what = f"attention of packed rows, batch {seed}, {kind} of {('output', 'q', 'k', 'v')[number]}"
+                raise Disagreement(f"{what}: found {gap:.1%} of the largest number as difference, expected rounding")
+            worst[kind] = max(worst[kind], gap)
+    return {name: round(gap, 5) for name, gap in worst.items()}
+
+
+def _packed(
+    draw: torch.Generator, seed: int, shape: tuple[int, int], device: str
+) -> tuple[Packing, tuple[Tensor, ...] | None]:
+    """Rows that partly begin alike; every other batch begins in a pass before."""
+    rows, width, there, past = 9, 300, torch.device(device), None
+    ids = torch.randint(3, 9, (3, width), generator=draw)[torch.randint(0, 3, (rows,), generator=draw)]
+    lengths = torch.randint(width // 3, width + 1, (rows,), generator=draw)
+    for row in range(rows):
+        cut = int(lengths[row]) // 2
+        ids[row, cut:] = torch.randint(3, 9, (width - cut,), generator=draw)
+    real = torch.arange(width) < lengths[:, None]
+    index = torch.randint(0, 2, (rows,), generator=draw)
+    beginnings = None
+    if seed % 2:
+        index = torch.where(torch.arange(width) < width // 4, -1, index[:, None])
+        beginnings = SharedPrefixes.of(real, index, ids, there)
+        tokens = len(beginnings.packing.take)
+        past = tuple(torch.randn(shape[0], tokens, shape[1], generator=draw).to(device) for _ in range(2))
+    return pack(real, index, there, ids, beginnings=beginnings), past
+
+
+def _reference_attention(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
+    return rows.attend(query, key, value)
+
+
+def _rectangle(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+    out = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    return out.transpose(1, 2)
 
 
 def _base(device: str, dtype: torch.dtype) -> SharedBase:
@@ -121,7 +191,8 @@ def _decoders(base: SharedBase, *, exact: bool) -> float:
     sampling = SamplingParams(max_new_tokens=12, temperature=0.0)
     names: list[str | None] = [*base.adapters, None]
     requests = [Request([3 + n, 5, 7, 11, *range(20, 20 + n)], names[n % 4], sampling, seed=n) for n in range(12)]
-    lean = LocalEngine(base, eos_ids=(), decoding="lean").generate(requests)
+    # A processor without a lean form decodes by the model's own.
+    lean = LocalEngine(base, eos_ids=()).generate(requests)
     plain = LocalEngine(base, eos_ids=(), decoding="expanded").generate(requests)
     pairs = [(a, b) for x, y in zip(lean, plain, strict=True) for a, b in zip(x.ids, y.ids, strict=True)]
     share = sum(a != b for a, b in pairs) / len(pairs)

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 from bench._gpu import fused_kernels
+from mafrt.models.gpu.graphs import Recorder
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
@@ -163,6 +164,9 @@ class PretendCuda(TorchDispatchMode):
         """operation -> kernels, at least"""
         self.launched_at: Counter[str] = Counter()
         """line of mafrt -> kernels"""
+        self.recorded: Counter[str] = Counter()
+        """operation -> kernels within recorded work, which is one launch"""
+        self._counts = self.launches
         self.live = self.peak = 0
         """bytes"""
         self.at_peak: Counter[str] = Counter()
@@ -175,7 +179,7 @@ class PretendCuda(TorchDispatchMode):
         return cls._entered[-1]
 
     def clear(self) -> None:
-        for counter in (self.waits, self.launches, self.launched_at):
+        for counter in (self.waits, self.launches, self.launched_at, self.recorded):
             counter.clear()
         self.peak = self.live
 
@@ -219,6 +223,7 @@ class PretendCuda(TorchDispatchMode):
         for name, stand_in in (("scaled_dot_product_attention", _attention), ("rms_norm", _rms_norm)):
             own = stand_in(getattr(functional, name))
             self._undo.enter_context(mock.patch.object(functional, name, own))
+        self._undo.enter_context(mock.patch.object(Recorder, "record", self._record))
         available = mock.patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: True)
         self._undo.enter_context(available)
         # Otherwise `Module.to` would write into the CPU's tensor, as C++ sees no other device.
@@ -242,6 +247,21 @@ class PretendCuda(TorchDispatchMode):
         super().__exit__(*error)
         self._undo.close()
         self._entered.pop()
+
+    def _record(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        """`Recorder.record`: as there, nothing is computed before the first call."""
+
+        def again() -> Any:
+            self._launch("recorded work", 1)
+            waited, self._counts = self.waited, self.recorded
+            try:
+                return work()
+            finally:
+                self._counts = self.launches
+                if self.waited != waited:
+                    raise RuntimeError("recorded work waits for the device")
+
+        return again
 
     @contextmanager
     def _grouping(self) -> Any:
@@ -406,8 +426,8 @@ class PretendCuda(TorchDispatchMode):
         self.waits[kind, self._line()] += 1
 
     def _launch(self, name: str, count: int) -> None:
-        self.launches[name] += count
-        if self.lines:
+        self._counts[name] += count
+        if self.lines and self._counts is self.launches:
             self.launched_at[self._line()] += count
 
     def _line(self) -> str:

@@ -80,12 +80,12 @@ class StackedLoRALinear(nn.Module):
         layout = tuple((k, self.ranks[k], self.scalings[k]) for k in routing.present if k in self.pairs)
         if not layout:
             return out
-        down, up = self._stack(routing, [k for k, _, _ in layout], x.dtype)
+        down, up = self.stacked(routing, [k for k, _, _ in layout], x.dtype)
         tokens = x.reshape(routing.rows, routing.steps, self.in_features)
         low = F.linear(tokens, down) * routing.mask(layout, x)
         return out + F.linear(low, up).view(out.shape)
 
-    def _stack(self, routing: AdapterRouting, adapters: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def stacked(self, routing: AdapterRouting, adapters: list[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A `[R, in]` and B `[out, R]` of some adapters; kept for the pass, and between passes that record nothing."""
         # Detached and not skipped: an adapter that does not learn acts all the same, and passes gradients on.
         pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in adapters]

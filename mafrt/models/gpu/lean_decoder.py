@@ -4,6 +4,9 @@ Query, key and value are one product, as are gate and up; the adapters of a laye
 many there are; residuals are summands of products; heads are normed and rotated together. Every row writes its keys and
 values at its own position, counted on the device, so that nothing is padded on the left and no step makes a mask.
 
+A step is recorded as a CUDA graph once the batch has made a few steps, and given to the GPU as one launch from then on,
+until rows leave or the buffers grow. A recorded step reads the buffers as far as they are laid out, with a mask.
+
 Covered are Llama, Mistral without a window, Qwen2 and Qwen3. All of it is plain torch, in any number format.
 """
 
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mafrt.models.decoder import DecodeModel, ExpandedDecoder, FoldingDecoder, where_it_agrees
+from mafrt.models.gpu.graphs import Recorder
 from mafrt.models.kv_cache import PromptKV, prefill
 from mafrt.models.tensors import moved
 
@@ -33,6 +37,8 @@ GROUPS = (
     ("mlp", ("down_proj",)),
 )
 """linear layers of a block that share their input"""
+RECORD_AFTER = 4
+"""steps on the same buffers after which a step is recorded, which takes as long as a few of them"""
 ROOM = 64
 """positions by which the buffers of keys and values grow, at least; a multiple of 16, as kernels want their masks"""
 
@@ -98,6 +104,7 @@ class LeanModel(DecodeModel):
         self.blocks = [self._block(layer, paths) for layer in inner.layers]
         self._watched = [p for layer in inner.layers for p in layer.parameters() if not p.requires_grad]
         self._seen = self._stamp()
+        self.recorder = Recorder(base.device) if base.device.type == "cuda" else None
         self._adapters: tuple[object, list[list[Adapters | None]]] | None = None
 
     def _block(self, layer: Any, paths: dict[nn.Module, str]) -> Block:
@@ -227,21 +234,23 @@ class LeanDecoder:
         self._position, self._index, places = moved([self._lengths, index, torch.tensor(owner)], device)
         self._last = int(self._lengths.max()) + steps
         self._rows = torch.arange(len(owner), device=device)
-        self._used = prompts.longest
         self._even = bool((self._lengths == self._lengths[0]).all())
         """whether all rows are at the same position, so that nothing has to be masked"""
         plain = list(owner) == list(range(len(prompts.lengths)))
-        capacity = _rounded(self._used + min(steps, ROOM))
+        capacity = _rounded(prompts.longest + min(steps, ROOM))
         self._keys, self._values = list[Tensor](), list[Tensor]()
         while prompts.keys:
             for kept, given in ((self._keys, prompts.keys.pop(0)), (self._values, prompts.values.pop(0))):
                 kept.append(_grown(given if plain else given.index_select(0, places), capacity))
         self._masks: dict[object, Tensor] = {}
         self._cos, self._sin = model.rotary(self._last + 1)
+        self._tokens = torch.empty_like(self._position)
+        """the tokens that a recorded step is fed"""
         self._look()
 
     def _look(self) -> None:
         """Make anew what depends on the rows and on the capacity."""
+        self._steps, self._recorded = 0, None
         capacity = self._keys[0].shape[2]
         dtype = self._keys[0].dtype
         # Numbers to add to the scores; a step opens one more position of each row.
@@ -250,23 +259,46 @@ class LeanDecoder:
         self._masks.clear()
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm."""
-        model = self.model
-        self._used = int(self._lengths.max()) + 1
-        if self._used > self._keys[0].shape[2]:
+        """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm.
+
+        They are to be used before the next step, which may write others in their place.
+        """
+        used, even = int(self._lengths.max()) + 1, self._even
+        if used > self._keys[0].shape[2]:
             self._grow()
+        self._lengths = self._lengths + 1
+        recorder = self.model.recorder
+        if recorder is not None and recorder.works and self._steps >= RECORD_AFTER - 1:
+            if self._steps == RECORD_AFTER - 1:
+                self._open()
+            # The first of these is launched as it is, so that its kernels are there when the second is recorded.
+            used, even = self._keys[0].shape[2], False
+            if self._steps == RECORD_AFTER:
+                self._recorded = recorder.record(lambda: self._forward(self._tokens, used, even=False))
+        self._steps += 1
+        if self._recorded is not None:
+            self._tokens.copy_(tokens)
+            return self._recorded()
+        return self._forward(tokens, used, even=even)
+
+    def _forward(self, tokens: Tensor, used: int, *, even: bool) -> Tensor:
+        """A step over the first `used` positions of the buffers; `even`: none of them is hidden from any row."""
+        model, at = self.model, self._position
         x = F.embedding(tokens, model.base.inner.embed_tokens.weight)
-        at = self._position
         rotation = (self._cos.index_select(0, at).unsqueeze(1), self._sin.index_select(0, at).unsqueeze(1))
         bias = None
-        if not self._even:
+        if not even:
             self._bias.scatter_(1, at.unsqueeze(1), 0.0)
-            bias = self._bias[:, None, None, : self._used]
+            bias = self._bias[:, None, None, :used]
         for block, groups, keys, values in zip(model.blocks, self._layers, self._keys, self._values, strict=True):
-            x = self._block(block, groups, x, rotation, bias, keys, values)
-        self._position = at + 1
-        self._lengths = self._lengths + 1
+            x = self._block(block, groups, x, rotation, bias, (keys, values), used)
+        at.add_(1)
         return F.rms_norm(x, x.shape[-1:], model.base.inner.norm.weight, model.eps)
+
+    def _open(self) -> None:
+        """Show in the mask what steps without one have filled."""
+        places = torch.arange(self._bias.shape[1], device=self._bias.device)
+        self._bias.masked_fill_(places < self._position.unsqueeze(1), 0.0)
 
     def _block(
         self,
@@ -275,8 +307,8 @@ class LeanDecoder:
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
         bias: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
+        kept: tuple[Tensor, Tensor],
+        used: int,
     ) -> Tensor:
         model, rows = self.model, len(x)
         qkv, out, gate_up, down = zip(block.linears, groups, strict=True)
@@ -286,11 +318,11 @@ class LeanDecoder:
             heads = F.rms_norm(heads, heads.shape[-1:], None, model.eps) * block.head_norm
         heads = torch.addcmul(heads * rotation[0], heads.roll(model.dim // 2, -1), rotation[1])
         q, k = heads.split([model.heads, model.kv_heads], 1)
-        keys[self._rows, :, self._position] = k
-        values[self._rows, :, self._position] = v
+        for buffer, new in zip(kept, (k, v), strict=True):
+            buffer[self._rows, :, self._position] = new
         # The queries of one key head side by side, as if they were several steps: no keys are repeated for them.
         q = q.unflatten(1, (model.kv_heads, -1))
-        keys, values = keys[:, :, : self._used], values[:, :, : self._used]
+        keys, values = (buffer[:, :, :used] for buffer in kept)
         h = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=model.scale)
         x = self._product(*out, h.reshape(rows, -1), x)
         gate, up = self._product(*gate_up, F.rms_norm(x, x.shape[-1:], block.norm_mlp, model.eps)).chunk(2, 1)
@@ -319,7 +351,8 @@ class LeanDecoder:
 
     def _grow(self) -> None:
         """A quarter more positions, layer by layer."""
-        capacity = _rounded(min(self._last, self._used + max(ROOM, self._used // 4)))
+        used = int(self._lengths.max()) + 1
+        capacity = _rounded(min(self._last, used + max(ROOM, used // 4)))
         for kept in (self._keys, self._values):
             for number in range(len(kept)):
                 kept[number] = _grown(kept[number], capacity)
@@ -340,6 +373,7 @@ class LeanDecoder:
         self._lengths = self._lengths[rows.cpu()]
         self._even = bool((self._lengths == self._lengths[0]).all())
         self._position, self._index = self._position[rows], self._index[rows]
+        self._tokens = torch.empty_like(self._position)
         self._rows = self._rows[: len(rows)]
         self._look()
 

@@ -1,0 +1,77 @@
+"""What `modelled` counts on a pretended GPU, measured on a real one: the same work on the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench._gpu.modelled import Cost, learnt, played, update_bytes, update_size
+from mafrt.models.memory_estimate import ModelShape
+from mafrt.models.shared_base import SharedBase
+
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
+
+
+class ProfiledMeter:
+    """Launches and waits by torch's profiler, bytes by its allocator."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self.before, self.costs = torch.cuda.memory_allocated(), dict[str, Cost]()
+
+    def __call__(self, name: str, work: Callable[[], Any]) -> Any:
+        from torch.profiler import ProfilerActivity, profile
+
+        torch.cuda.reset_peak_memory_stats()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            done = work()
+            torch.cuda.synchronize()
+        events = profiler.events()
+        launched = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
+        waited = sum(event.name in WAITS for event in events)
+        live, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        self.costs[name] = Cost(launched, waited, live - self.before, peak - self.before)
+        return done
+
+
+def decode_rows(name: str, base: SharedBase, adapters: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The lines of `modelled.decode_row`, but for its speeds, which `speed.decode` measures."""
+    rows = []
+    for count in adapters:
+        with torch.no_grad():
+            costs = played(base, ProfiledMeter(), count, 16, 1024)
+        step, first = costs["step"], costs["first step"]
+        rows.append(
+            {
+                "model": name,
+                "K": count,
+                "launches": step.launches,
+                "waits": step.waits,
+                "to lay out adapters": first.launches - step.launches,
+                "GB beside the base": round(step.live / 1e9, 2),
+                "GB at the peak of a join": round(costs["join"].peak / 1e9, 2),
+            }
+        )
+    return rows
+
+
+def update_rows(name: str, base: SharedBase, shape: ModelShape, adapters: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The lines of `modelled.update_row`."""
+    rows = []
+    for count in adapters:
+        cost = learnt(base, ProfiledMeter(), count, checkpointing=True, **update_size(count))["update"]
+        tokens, formula = update_bytes(shape, count)
+        rows.append(
+            {
+                "model": name,
+                "K": count,
+                "tokens": tokens,
+                "launches": cost.launches,
+                "waits": cost.waits,
+                "peak, GB": round(cost.peak / 1e9, 2),
+                "formula, GB": round(formula / 1e9, 2),
+            }
+        )
+    return rows
