@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -67,14 +68,16 @@ def bench(argv: Sequence[str]) -> int:
 def _found() -> Iterator[None]:
     """The package `bench` is found, here and in processes that a benchmark starts; afterwards all is as it was."""
     before, paths = os.environ.get("PYTHONPATH"), list(sys.path)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), before]))
-    sys.path.insert(0, str(CHECKOUT))
+    found = importlib.util.find_spec("bench")
+    if found is None or found.origin is None or Path(found.origin).resolve().parents[1] != CHECKOUT:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), before]))
+        sys.path.insert(0, str(CHECKOUT))
     try:
         yield
     finally:
         sys.path[:] = paths
         if before is None:
-            del os.environ["PYTHONPATH"]
+            os.environ.pop("PYTHONPATH", None)
         else:
             os.environ["PYTHONPATH"] = before
 

@@ -22,6 +22,8 @@ mkdir -p "$site/mafrt"
 for part in mafrt/* envs runners scripts profiles configs; do
   ln -s "$PWD/$part" "$site/mafrt/$(basename "$part")"
 done
+# Not by the checkout's own folder, in which there is a `mafrt` without its parts.
+ln -s "$PWD/bench" "$site/bench"
 if [ -d "$wheels" ]; then
   # An installed package is newer or older than the tested one, but fits the machine's torch.
   for wheel in "$wheels"/*.whl; do

@@ -248,5 +248,5 @@ def test_a_step_takes_thirty_launches_a_layer_at_most(adapters, even):
     with PretendCuda() as gpu:
         (few, laid_out), (many, laid_out_more) = step(2), step(4)
     assert (many - few) / 2 <= (30 if adapters else 18), (few, many)
-    assert few - (many - few) <= 40, "beside the layers"
+    assert few - (many - few) <= 45, "beside the layers"
     assert (laid_out_more - laid_out) / 2 <= 28, "the layout of adapters, a layer"

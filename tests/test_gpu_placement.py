@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers_families import tiny
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 
+from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, LearnConfig
@@ -21,6 +23,7 @@ from mafrt.core.distributed import Processes
 from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import base_folder
+from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.vllm.gpu_layout import check_gpus, vllm_gpus
 from mafrt.engines.vllm.in_process import VllmEngine, _environment
 from mafrt.models.compute import Compute
@@ -417,3 +420,17 @@ def test_no_machine_waits_for_a_driver_that_hangs(smi, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", hangs)
     assert unusable_gpu() is None
+
+
+# ------------------------------------------------------------------------------------------ families that are tried
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "glm4", "qwen3_5_text"])
+def test_a_family_that_is_tried_takes_the_same_way_as_on_a_cpu(kind):
+    def way(device):
+        base = SharedBase(tiny(kind).to(device), tiny_tokenizer(), kind)
+        return LocalEngine(base, eos_ids=()).decoding, base.packs, base.through_head
+
+    with PretendCuda():
+        there = way("cuda")
+    assert there == way("cpu")

@@ -16,7 +16,7 @@ from bench._gpu.models import random_model
 from mafrt.core.shipped import SHIPPED_BASES
 from mafrt.models.memory_estimate import ModelShape
 
-SIZE = ("--prompts", "4", "--samples", "8", "--tokens", "128", "--rounds", "3", "--warmup", "2", "--threads", "4")
+SIZE = ("--prompts", "4", "--samples", "8", "--tokens", "64", "--rounds", "2", "--warmup", "1", "--threads", "4")
 SMALL = ("--prompts", "1", "--samples", "2", "--tokens", "4", "--rounds", "1", "--warmup", "1")
 
 

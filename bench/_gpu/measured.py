@@ -12,6 +12,8 @@ from mafrt.models.memory_estimate import ModelShape
 from mafrt.models.shared_base import SharedBase
 
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+"""beginnings of the names of calls"""
 
 
 class ProfiledMeter:
@@ -29,10 +31,11 @@ class ProfiledMeter:
             done = work()
             torch.cuda.synchronize()
         events = profiler.events()
-        launched = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
+        kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
+        launched = sum(event.name.startswith(LAUNCHES) for event in events)
         waited = sum(event.name in WAITS for event in events)
         live, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        self.costs[name] = Cost(launched, waited, live - self.before, peak - self.before)
+        self.costs[name] = Cost(launched, kernels, waited, live - self.before, peak - self.before)
         return done
 
 
@@ -42,14 +45,15 @@ def decode_rows(name: str, base: SharedBase, adapters: tuple[int, ...]) -> list[
     for count in adapters:
         with torch.no_grad():
             costs = played(base, ProfiledMeter(), count, 16, 1024)
-        step, first = costs["step"], costs["first step"]
+        step, second, first = (costs[name] for name in ("step", "second step", "first step"))
         rows.append(
             {
                 "model": name,
                 "K": count,
                 "launches": step.launches,
+                "kernels": step.kernels,
                 "waits": step.waits,
-                "to lay out adapters": first.launches - step.launches,
+                "to lay out adapters": first.launches - second.launches,
                 "GB beside the base": round(step.live / 1e9, 2),
                 "GB at the peak of a join": round(costs["join"].peak / 1e9, 2),
             }

@@ -37,6 +37,9 @@ class Cost:
     """Of one piece of work on the device."""
 
     launches: float
+    """by the host"""
+    kernels: float
+    """on the device; those of recorded work are one launch"""
     waits: float
     live: float
     """bytes after it, beside what was there before"""
@@ -72,7 +75,8 @@ class _PretendedMeter:
         self.gpu.clear()
         done = work()
         gpu = self.gpu
-        self.costs[name] = Cost(gpu.launched, gpu.waited, gpu.live - self.before, gpu.peak - self.before)
+        kernels = gpu.launched + gpu.recorded.total()
+        self.costs[name] = Cost(gpu.launched, kernels, gpu.waited, gpu.live - self.before, gpu.peak - self.before)
         return done
 
 
@@ -97,8 +101,8 @@ def played(base: SharedBase, meter: Meter, adapters: int, rows: int, context: in
 
     engine = LocalEngine(base, eos_ids=())
     batch = meter("prefill", lambda: engine.begin(requests(0, rows, context)))
-    meter("first step", batch.step)
-    meter("step", batch.step)
+    for number in range(7):  # the later ones are recorded
+        meter(("first step", "second step")[number] if number < 2 else "step", batch.step)
     meter("join", lambda: engine.join(batch, requests(rows, 1, context)))
     meter("step after it", batch.step)
     return meter.costs
@@ -152,24 +156,27 @@ def turns_of(vocabulary: int, adapters: int, prompts: int, prompt: int, answers:
     return made
 
 
-LAUNCH_S, BYTES_S = 4e-6, 3e12
-"""seconds that the host needs for a launch, and bytes that a GPU reads in a second, of which the speeds are made"""
+LAUNCH_S, KERNEL_S, BYTES_S = 10e-6, 2.5e-6, 2.9e12
+"""seconds that the host needs for a launch, and a kernel on the device however small it is; bytes that the device reads
+in a second: of an H100"""
 
 
 def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) -> dict[str, Any]:
     """A line of the table: a decode step, its modelled speed, and that of a step that only reads its bytes."""
     shape = NAMES[name]
     costs = of_layers(shape, lambda few: play(few, adapters, rows, context))
-    step, few = costs["step"], costs["first step"]
+    step, second, first = (costs[name] for name in ("step", "second step", "first step"))
     reads = 2.0 * (shape.block_weights + shape.vocabulary * shape.hidden)
     reads += 4.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim
-    seconds, least = max(LAUNCH_S * step.launches, reads / BYTES_S), reads / BYTES_S
+    least = reads / BYTES_S
+    seconds = max(LAUNCH_S * step.launches, KERNEL_S * step.kernels, least)
     return {
         "model": name,
         "K": adapters,
         "launches": round(step.launches),
+        "kernels": round(step.kernels),
         "waits": round(step.waits),
-        "to lay out adapters": round(few.launches - step.launches),
+        "to lay out adapters": round(first.launches - second.launches),
         "GB beside the base": round(step.live / 1e9, 2),
         "tokens/s": round(rows / seconds),
         "roofline": round(rows / least),

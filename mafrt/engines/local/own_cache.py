@@ -152,7 +152,7 @@ def _agrees(base: SharedBase, way: TranscriptCache | ModelCachePrompts, steps: i
         decoder = ExpandedDecoder(base, read, torch.tensor(owner), torch.tensor([-1] * 3))
     for step in range(steps):
         if step == 2:  # a row leaves
-            decoder.keep(torch.tensor([1, 2]))
+            decoder.keep(torch.tensor([1, 2], device=base.device))
             rows, lengths, expected = rows[1:], lengths[1:], expected[1:]
         each = torch.arange(len(rows))
         found = decoder.step(rows[each, lengths + step])

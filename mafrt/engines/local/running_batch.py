@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar
     from mafrt.models.shared_base import SharedBase
 
-COMPACT_AT = 1 / 4
-"""Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
-values, about the price of one step; leaving them in costs their share of every step."""
-
 
 @dataclass(frozen=True)
 class SamplingGroup:
@@ -113,7 +109,7 @@ class RunningBatch:
         if not self._live:
             return ended
         decoder = self._made_decoder()
-        if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
+        if len(self._live) <= (1 - self._parts.model.compact_at) * len(self.rows):
             ids = ids[self._compact()]
         self._logits = self._parts.base.logits(decoder.step(ids))
         return ended

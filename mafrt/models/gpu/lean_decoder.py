@@ -37,8 +37,10 @@ GROUPS = (
     ("mlp", ("down_proj",)),
 )
 """linear layers of a block that share their input"""
-RECORD_AFTER = 4
+RECORD_AFTER = 2
 """steps on the same buffers after which a step is recorded, which takes as long as a few of them"""
+WORTH = 8
+"""steps that must be left then"""
 ROOM = 64
 """positions by which the buffers of keys and values grow, at least; a multiple of 16, as kernels want their masks"""
 
@@ -83,6 +85,7 @@ class LeanModel(DecodeModel):
     """The weights of a Llama-like model as decoding reads them; ValueError for a model that it does not cover."""
 
     name = "lean"
+    compact_at = 1 / 2  # a step is recorded anew then, and a finished row costs a GPU little
 
     def __init__(self, base: SharedBase) -> None:
         super().__init__(base)
@@ -268,12 +271,11 @@ class LeanDecoder:
             self._grow()
         self._lengths = self._lengths + 1
         recorder = self.model.recorder
-        if recorder is not None and recorder.works and self._steps >= RECORD_AFTER - 1:
-            if self._steps == RECORD_AFTER - 1:
-                self._open()
+        if recorder is not None and recorder.works and self._steps in (RECORD_AFTER - 1, RECORD_AFTER):
+            self._open()
             # The first of these is launched as it is, so that its kernels are there when the second is recorded.
             used, even = self._keys[0].shape[2], False
-            if self._steps == RECORD_AFTER:
+            if self._steps == RECORD_AFTER and min(used, self._last) - int(self._lengths.max()) >= WORTH:
                 self._recorded = recorder.record(lambda: self._forward(self._tokens, used, even=False))
         self._steps += 1
         if self._recorded is not None:
