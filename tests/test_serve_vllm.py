@@ -175,3 +175,30 @@ def test_the_printed_command_serves_every_agent(exported, tmp_path):
                 assert reply.choices[0].message.content == text
     finally:
         stopped(server)
+
+
+def test_a_team_trains_on_servers_that_one_command_has_started(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = [sys.executable, "-m", "mafrt.scripts.main", "serve_vllm", "--device", "cpu", "--port", port]
+    words += ["--profile_path", "profiles/quickstart_math.json", "--context_window", "256"]
+    with subprocess.Popen(words, env=ON_CPU, stdout=subprocess.PIPE, text=True) as servers:
+        try:
+            assert servers.stdout is not None
+            said = next((line for line in servers.stdout if "--vllm_servers" in line), "")
+            assert f"http://127.0.0.1:{port};" in said
+            train = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "12", "--eval_episodes", "0"]
+            train += ["--profile_path", "profiles/quickstart_math.json", "--engine", "vllm", "--context_window", "256"]
+            train += [
+                "--vllm_servers",
+                f"http://127.0.0.1:{port}",
+                "--run_dir",
+                str(tmp_path / "run"),
+                "--coach",
+                "rules",
+            ]
+            assert train_math.main(train) == 0
+        finally:
+            servers.send_signal(signal.SIGTERM)
+    assert (tmp_path / "run/checkpoints/step_000001/reasoner/adapter_model.safetensors").exists()

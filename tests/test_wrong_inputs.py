@@ -285,6 +285,11 @@ train --env opnenv:http://127.0.0.1:1                           | openenv:http:/
 train --env math --algorithm opd --teacher_path nowhere          | --teacher_path takes
 train --env openenv:http://127.0.0.1:1                          | cannot be reached
 serve_retriever                                                 | --corpus_path
+serve_vllm --servers 0                                          | choose 1 or more
+serve_vllm --host 0.0.0.0                                       | MAFRT_VLLM_TOKEN
+serve_vllm --python /nowhere/python                             | --python one that has vLLM
+serve_vllm --profile_path nowhere.json                          | There is no team file
+serve_vllm --lora_rank x                                        | expected a whole number
 serve_retriever empty.jsonl --port 0 | is empty
 serve_retriever nofields.jsonl --port 0 | no passage found
 export                                                          | mafrt export runs/NAME

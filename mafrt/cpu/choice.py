@@ -46,6 +46,8 @@ def choose_kernels(recorded: str | None = None, dtype: str | None = None) -> Ker
         reason = "compiled once by this machine's cc"
         if not library.wide() and os.environ.get(library.SWITCH) != "c":
             reason += "; float32 is torch's, which is faster without AVX-512"
+            if dtype == "float32" and recorded == "torch":
+                recorded = None  # nothing changes for this run
         return KernelChoice("c", reason, recorded)
     if asked == "torch":
         reason = f"{library.SWITCH}=torch"

@@ -114,7 +114,7 @@ def reach_servers(config: EngineConfig, model: str) -> None:
     silent = []
     for url in config.vllm_servers:
         try:
-            models = _models(url.rstrip("/"))
+            models = served_bases(url.rstrip("/"))
         except HTTPError as error:
             if error.code in (401, 403):
                 raise ConfigError(f"{url} refuses the token ({error.code}); set {TOKEN} to its --api-key.") from None
@@ -130,8 +130,8 @@ def reach_servers(config: EngineConfig, model: str) -> None:
         log.warning("A vLLM server does not answer (%s); the others sample.", line)
 
 
-def _models(url: str) -> list[str]:
-    """Where a server says its bases come from."""
+def served_bases(url: str) -> list[str]:
+    """Where a server says its bases come from. Raises URLError, OSError or ValueError where it does not say."""
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with build_opener(ProxyHandler({})).open(Request(url + "/v1/models", headers=headers), timeout=5) as answer:

@@ -30,6 +30,7 @@ GROUPS = {
     "Servers": {
         "serve": "serve an environment to trainers elsewhere",
         "serve_team": "serve a trained team behind an OpenAI-compatible address",
+        "serve_vllm": "start vLLM servers for a team, on which training samples",
         "serve_tinker": "serve a base behind the Tinker API, an adapter per training client",
         "serve_retriever": "serve a corpus for search",
     },

@@ -1,0 +1,188 @@
+"""`mafrt serve_vllm`: what it starts, keeps up and ends. Its interpreter is a stand-in for one with vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mafrt.core.errors import EngineDownError
+from mafrt.scripts import serve_vllm
+from mafrt.scripts.serve_vllm import COMMAND, Server, VllmSettings
+
+STAND_IN = """
+import http.server, json, os, sys
+from pathlib import Path
+
+words = sys.argv[1:]
+if words[0] == "-c":
+    sys.exit(0)
+folder = Path(__file__).parent
+if (folder / "ill").exists():
+    sys.exit("no memory")
+port = int(words[words.index("--port") + 1])
+kept = {name: os.environ[name] for name in os.environ if name.startswith(("VLLM", "CUDA"))}
+(folder / f"{port}.json").write_text(json.dumps({"pid": os.getpid(), "words": words, "environment": kept}))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"data": [{"id": "base", "root": "base"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "stand_in.py"} "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+def free_ports() -> int:
+    """The first of two that are free."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mafrt.scripts.main", "serve_vllm", "--device", "cpu", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
+def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
+    port, team = free_ports(), tmp_path / "team.json"
+    agents = [{"role": name, "lora_rank": rank} for name, rank in (("a", 4), ("b", 20))]
+    team.write_text(json.dumps({"agents": agents}))
+    running = start("--python", python, "--profile_path", team, "--servers", 2, "--port", port)
+    assert running.stdout is not None
+    said = running.stdout.readline()
+    assert f"--vllm_servers http://127.0.0.1:{port},http://127.0.0.1:{port + 1};" in said, said
+    kept = [json.loads((tmp_path / f"{port + number}.json").read_text()) for number in range(2)]
+    words = dict(zip(kept[0]["words"], kept[0]["words"][1:], strict=False))
+    assert words["--max-lora-rank"] == "32" and words["--max-loras"] == "3"
+    assert words["--logprobs-mode"] == "processed_logprobs" and words["--host"] == "127.0.0.1"
+    assert kept[1]["environment"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    running.send_signal(kind)
+    running.wait(30)
+    assert all(gone(server["pid"]) for server in kept)
+
+
+def test_a_server_that_ends_before_it_answers_is_one_sentence(python, tmp_path):
+    (tmp_path / "ill").touch()
+    running = start("--python", python, "--port", free_ports())
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 2 and "ended with status 1 before it answered" in said and "Traceback" not in said
+
+
+def test_one_that_has_lived_for_a_while_is_started_again_and_another_is_not(python, tmp_path, capsys):
+    port = free_ports()
+    asked = VllmSettings(python=str(python), port=port, device="cpu")
+    words, [environment] = serve_vllm.command(asked, COMMAND.read(["--python", str(python), "--device", "cpu"]))
+    server = Server(words, environment, asked, 0)
+    server.start()
+    try:
+        while not server.answers():
+            time.sleep(0.05)
+        first = server._process
+        assert first is not None
+        first.kill()
+        first.wait()
+        with pytest.raises(EngineDownError, match="ended with status -9"):
+            server.keep_up()
+        server.began -= 2 * serve_vllm.STEADY_S
+        server.keep_up()
+        assert "started again" in capsys.readouterr().out
+        while not server.answers():
+            assert server.status is None
+            time.sleep(0.05)
+    finally:
+        server.end()
+    assert server.status is not None
+
+
+def test_every_server_has_gpus_of_its_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7")
+    asked = VllmSettings(servers=2, gpus_per_server=2, device="cuda")
+    settings = COMMAND.read(["--servers", "2", "--gpus_per_server", "2", "--device", "cuda"])
+    words, environments = serve_vllm.command(asked, settings)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["2,5", "6,7"]
+    assert words[words.index("--tensor-parallel-size") + 1] == "2" and "--enforce-eager" not in words
+
+
+def test_the_token_is_not_among_the_words(monkeypatch):
+    monkeypatch.setenv("MAFRT_VLLM_TOKEN", "a secret")
+    words, [environment] = serve_vllm.command(VllmSettings(device="cpu"), COMMAND.read(["--device", "cpu"]))
+    assert environment["VLLM_API_KEY"] == "a secret" and "a secret" not in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--servers", "0"], "servers is 0"),
+        (["--host", "0.0.0.0"], "set a token"),
+        (["--python", "/nowhere/python"], "no interpreter"),
+        (["--python", "/bin/false"], "has no vLLM"),
+        (["--gpu_memory_utilization", "2"], "gpu_memory_utilization"),
+        (["--device", "tpu"], "cpu or cuda"),
+        (["--port", "70000"], "port is 70000"),
+        (["--profile_path", "nowhere.json"], "no team file"),
+        (["--context_window", "0"], "context_window is 0"),
+        (["--device", "cuda", "--servers", "9"], "too few|no 1 GPUs"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words, said, monkeypatch, capsys):
+    monkeypatch.delenv("MAFRT_VLLM_TOKEN", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert serve_vllm.main(words) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(python, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert serve_vllm.main(["--python", str(python), "--device", "cpu", "--port", str(port)]) == 2
+    assert f"port {port}" in capsys.readouterr().err
