@@ -3,6 +3,7 @@
 # Does nothing when that is already so. quickstart.sh, test.sh and .ci/run begin with it.
 #
 #   PYTHON=python3.12 bash scripts/install.sh      choose the interpreter
+#   MAFRT_BUILD=cuda bash scripts/install.sh       torch for GPUs where none is seen, as when a container is built
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -45,6 +46,8 @@ fi
 
 torch=$(grep -E '^torch==' requirements.txt)
 if [ -n "$(nvidia-smi -L 2>/dev/null || true)" ]; then build=cuda; else build=cpu; fi
+build=${MAFRT_BUILD:-$build}
+case "$build" in cuda | cpu) ;; *) fail "MAFRT_BUILD is '$build'; choose cuda or cpu." ;; esac
 
 # What the installation depends on; a moved checkout counts, since both .venv and the editable install hold its path.
 stamp=$({ pwd && echo "$build" && cat scripts/install.sh requirements.txt constraints.txt setup.cfg pyproject.toml; } |
