@@ -256,15 +256,19 @@ def test_two_calls_are_two(form):
     assert find_calls(TWO[form]) == [ToolCall("calculator", A)] * 2
 
 
+TOOLS = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 SPECIAL = re.compile(
-    r"<\|[^<>]*?\|?>|<\w+\|>|<｜[^｜]*｜>|\[TOOL_CALLS\]|\[ARGS\]|<(?:start|end)_function_call>|<escape>"
+    r"<\|[^<>]*?\|?>|<\w+\|>|<｜[^｜]*｜>|\[TOOL_CALLS\]|\[CALL_ID\]|\[ARGS\]|<(?:start|end)_function_call>|<escape>"
 )
+TAG = re.compile(
+    SPECIAL.pattern + r"|</?[\w:.-]*(?:tool_call|function_call|arg_key|arg_value|tool_sep|TOOLCALL)[\w:.-]*>"
+)
+"""Of the forms with tags too, as if their vocabularies had them as special tokens."""
 DROPPED = {
     f"{name} {number}": (SPECIAL.sub("", text), number)
     for number, forms in ((1, RIGHT), (2, TWO))
     for name, text in forms.items()
-    # That is an answer in JSON as well; there the id becomes a part of the name.
-    if SPECIAL.search(text) and name not in ("apertus", "mistral callid")
+    if SPECIAL.search(text)
 }
 
 
@@ -272,9 +276,52 @@ DROPPED = {
 def test_a_call_whose_special_tokens_were_dropped_in_decoding_is_read_or_reported(form):
     text, number = DROPPED[form]
     if "call:calculator" in text:  # nothing tells where a text ends
-        assert [type(call) for call in find_calls(text)] == [BadCall]
+        assert [type(call) for call in find_calls(text, tools=TOOLS)] == [BadCall]
     else:
-        assert find_calls(text) == [ToolCall("calculator", A)] * number
+        assert find_calls(text, tools=TOOLS) == [ToolCall("calculator", A)] * number
+
+
+@pytest.mark.parametrize("form", [name for name in {**TWO, **RIGHT} if TAG.search({**TWO, **RIGHT}[name])])
+def test_no_call_is_lost_in_silence_whatever_marks_are_dropped(form):
+    for number, text in ((1, RIGHT.get(form)), (2, TWO.get(form))):
+        for dropped in (TAG, *(re.compile(re.escape(mark)) for mark in {m[0] for m in TAG.finditer(text or "")})):
+            if text is None or dropped.pattern == r"<\|close\|>" or form.startswith(("fence", "after thought")):
+                continue  # then a thought does not end, or a block of code is one
+            calls = find_calls(dropped.sub("", text), tools=TOOLS)
+            assert calls == [ToolCall("calculator", A)] * number or {type(call) for call in calls} == {BadCall}
+
+
+LOST = {
+    "apertus in words": 'I will compute.\n\n[{"calculator": {"expression": "3 + 4"}}]',
+    "apertus twice": '[{"calculator": {"expression": "3 + 4"}}, {"calculator": {"expression": "3 + 4"}}]',
+    "apertus cut": '[{"calculator": {"expression": "3 + 4"',
+    "apertus with another tool": '[{"calculator": {"expression": "3 + 4"}}, 5]',
+    "mistral id": 'calculatorAb3dEf9hI{"expression": "3 + 4"}',
+    "mistral ids": 'calculator[CALL_ID]abc123def[ARGS]{"expression": "3 + 4"}',
+    "mistral id cut": 'calculator[CALL_ID]abc123def[ARGS]{"expression": "3 +',
+    "glm in words": "Now.\ncalculatorexpression3 + 4",
+    "glm lines": "calculator\nexpression\n3 + 4\n",
+    "half glm": "calculator<arg_key>expression</arg_key><arg_value>3 + 4</arg_value>",
+    "olmo": 'calculator(expression="3 + 4")',
+    "gemma": "call:calculator{expression:3 + 4}",
+    "tail": 'It is {"expression": "3 + 4"}</tool_call>',
+    "kimi tail": 'calculator<|tool_call_argument_begin|>{"expression": "3 + 4"}<|tool_call_end|>',
+    "deepseek": 'calculator\n```json\n{"expression": "3 + 4"}\n```</｜DSML｜tool_calls>',
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_call_that_lost_its_marks_is_read_by_the_tools_that_there_are(lost):
+    calls = find_calls(LOST[lost], tools=TOOLS)
+    assert calls
+    for call in calls:
+        assert call == ToolCall("calculator", A) if isinstance(call, ToolCall) else call.why.startswith("Nothing was")
+
+
+@pytest.mark.parametrize("words", [*WORDS.values(), "The calculator is a tool.", "calculator", '[{"a": {"x": 1}}]',
+    "The tags `<tool_call>` and `</tool_call>`\nenclose calls.", "calculator: I used it.", "I need calculator(3)."])  # fmt: skip
+def test_words_stay_words_where_there_are_tools(words):
+    assert find_calls(words, tools=TOOLS) == []
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ class OpenEnv(ReplayedEnv[Session]):
     def _action(self, text: str) -> dict[str, Any] | str:
         """The action of an agent's words, or what to answer where it has none."""
         if self.calls_tools:
-            call = find_call(text)
+            schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in self._tools}
+            call = find_call(text, schemas)
             if call is None:
                 return f"Nothing was called. {self._form()}"
             if isinstance(call, BadCall):

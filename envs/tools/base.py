@@ -107,18 +107,18 @@ class Toolbox(EpisodeTool):
         twin.files = self.files
         return twin
 
-    @property
-    def fences(self) -> bool:
-        """Whether fenced Python is a call: only where there is a tool of that name."""
-        return any(tool.name == PYTHON for tool in self.tools)
-
     def schemas(self) -> list[dict[str, Any]]:
         """Of all tools, for the chat template."""
         return [tool.schema() for tool in self.tools]
 
+    def calls(self, text: str) -> list[ToolCall | BadCall]:
+        """The calls of a text. Fenced Python is one only where there is a tool of that name."""
+        schemas = {tool.name: tool.parameters for tool in self.tools}
+        return find_calls(text, PYTHON in schemas, schemas)
+
     def run(self, text: str, agent: str | None = None) -> list[AnsweredCall]:
         """Make the calls of a text, in order."""
-        calls = find_calls(text, self.fences)
+        calls = self.calls(text)
         made = [AnsweredCall(call, self.answer(call)) for call in calls[:MOST_CALLS]]
         if len(calls) > MOST_CALLS:
             why = f"at most {MOST_CALLS} calls are made in one turn; {len(calls) - MOST_CALLS} were left out."

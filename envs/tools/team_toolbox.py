@@ -52,10 +52,6 @@ class TeamToolbox(EpisodeTool):
         """Agent -> the schemas of its tools, as JSON."""
         return {agent: listed(box.schemas()) for agent, box in self.boxes.items()}
 
-    def fences(self) -> frozenset[str]:
-        """Agents for which fenced Python is a call."""
-        return frozenset(agent for agent, box in self.boxes.items() if box.fences)
-
 
 def team_toolbox(team: Team, of_run: Sequence[str], sandbox: str = "bwrap") -> TeamToolbox:
     """The tools of every agent: its own from the team file, else those of the run. What two agents name is made once.

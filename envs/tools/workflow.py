@@ -8,8 +8,8 @@ from dataclasses import replace
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
-from mafrt.environment.tool_calls import find_calls, tool_message
-from mafrt.envs.tools.base import ERROR, AnsweredCall
+from mafrt.environment.tool_calls import tool_message
+from mafrt.envs.tools.base import ERROR, AnsweredCall, Toolbox
 from mafrt.envs.tools.team_toolbox import team_toolbox
 from mafrt.envs.workflows.chain import Chain
 from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool, written
@@ -43,11 +43,11 @@ class ToolWorkflow(Chain):
         self.tools, self.tool_turns = tuple(tools), tool_turns
         self.max_steps = horizon * len(self.names) * (tool_turns + 1)
         self.schemas: Mapping[str, str] = {}
-        self.fences: frozenset[str] = frozenset()
+        self.boxes: Mapping[str, Toolbox] = {}
 
     def make_tool(self, sandbox: str) -> WorkflowTool:
         toolbox = team_toolbox(self.team, self.tools, sandbox)
-        self.schemas, self.fences = toolbox.schemas(), toolbox.fences()
+        self.schemas, self.boxes = toolbox.schemas(), toolbox.boxes
         return toolbox
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
@@ -69,7 +69,7 @@ class ToolWorkflow(Chain):
         after = super().transition(state, actions)
         name = self.names[state.position]
         text = actions[name]
-        called = name in self.schemas and find_calls(text, name in self.fences)
+        called = name in self.boxes and self.boxes[name].calls(text)
         if state.turns >= self.tool_turns or not called:
             return replace(after, turns=0)
         return replace(after, position=state.position, turns=state.turns + 1, pending=text)

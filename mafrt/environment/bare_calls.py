@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mafrt.environment.call_values import (
@@ -41,6 +41,8 @@ class BadCall:
 
 
 Call: TypeAlias = "ToolCall | BadCall"
+Schemas: TypeAlias = "Mapping[str, Mapping[str, Any]]"
+"""Names of tools, and the JSON schema of the arguments of each; empty where it is not known."""
 
 
 _NAMES = ("name", "tool_name", "function_name", "tool", "function", "action")
@@ -172,10 +174,15 @@ def with_types(call: ToolCall, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A text stays one where the schema allows a text, or where it is not the JSON of another type that it allows.
     """
-    properties = schema.get("properties")
-    if not call.texts or not isinstance(properties, dict):
+    properties = _properties(schema)
+    if not call.texts or not properties:
         return call.arguments
     return {key: _typed(value, properties.get(key)) for key, value in call.arguments.items()}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def _typed(value: Any, schema: Any) -> Any:
@@ -198,6 +205,54 @@ def _types(schema: Any) -> set[str]:
     if isinstance(schema.get("enum"), list):
         types |= {"string"} if any(isinstance(entry, str) for entry in schema["enum"]) else {"any"}
     return types or {"string"}
+
+
+# -------------------------------------------------------------------------------------------- calls without their marks
+
+_TOOL_ID = "[A-Za-z0-9]{9}"
+"""Mistral's ids of calls"""
+_ALONE = (
+    r"(?:</(?:[\w.-]+[:|]|｜DSML｜)?(?:\w+_)?(?:tool|function)_?calls?(?::[\w.-]+)?>|</?arg_(?:key|value)>|\[ARGS\]|\[CALL_ID\]\w*"
+    r"|<\|(?:call|content|tool_call_end|tool_call_argument_begin|tools_suffix|python_end|sep)\|>"
+    r"|<end_function_call>|<tool_call\|>)(?=\s*$|[<{\[])|<\|(?:open\|>call\s+tool=|recipient\|>[\w.\-/]+\n)"
+)
+"""Marks that stand within a call or after it, at the end of a line or before more of it."""
+
+
+def without_id(call: Call, tools: Schemas) -> Call:
+    """A call whose id has become a part of its name, where `[CALL_ID]` was dropped in decoding."""
+    if isinstance(call, BadCall) or call.name in tools:
+        return call
+    name = next((name for name in tools if re.fullmatch(re.escape(name) + _TOOL_ID, call.name)), call.name)
+    return replace(call, name=name)
+
+
+def without_marks(text: str, tools: Schemas) -> tuple[int, list[Call]] | None:
+    """Calls in a text in which no mark begins one, and where they begin; None if it makes none.
+
+    `tools`: the schemas of the tools that there are. They tell Apertus' `[{NAME: {...}}]` from an answer in
+    JSON, and the rest of a call whose marks were dropped in decoding from words: what cannot be read is a `BadCall`.
+    """
+    named = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
+    for mark in re.finditer(rf"\[\s*\{{\s*\"(?:{named})\"\s*:\s*\{{", text):
+        try:
+            value, _ = read_value(text, mark.start())
+        except Unreadable as error:
+            return mark.start(), [BadCall(f"{BAD}{error}.")]
+        return mark.start(), calls_of(value, tagged=True)
+    if re.match(rf"(?:{named})\(", text) and (listed := bare_list(text, code=True)):
+        return 0, listed
+    keys = {name: "|".join(map(re.escape, _properties(schema))) for name, schema in tools.items()}
+    begun = "|".join(rf"{re.escape(name)}(?:\s*[\[{{<]|\n?(?:{keys[name]}))" for name in tools if keys[name])
+    begun = "|".join(filter(None, (begun, rf"(?:{named})(?:[\[{{<]|\n```(?:json)?\n\{{)", _ALONE)))
+    ticks = place = 0
+    for mark in re.finditer(rf"^(?:call:|function|assistant\n?)?(?:{begun})|{_ALONE}", text, re.MULTILINE):
+        ticks, place = ticks + text.count("`", place, mark.start()), mark.start()
+        if ticks % 2 == 0:  # what stands in ticks is quoted
+            line = text.rfind("\n", 0, mark.start()) + 1
+            why = f"a tool call without its marks cannot be read (found {brief_line(text[line : line + 80])}); {FORM}."
+            return line, [BadCall(f"{BAD}{why}")]
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------------- Python

@@ -87,7 +87,7 @@ _BARE = (
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",
     r"(?:response)?(?:tools)?call\s+tool=\"[^\"<\n]+\"(?:\s+\w+=\"[^\"<\n]*\")*\s*(?=argument\s+key=|call)",
-    r"^[A-Za-z_][\w.\-/]*(?=\{\s*\"[^\"\n]*\"\s*:|\{\}\s*$)",
+    r"^[A-Za-z_][\w.\-/]*(?:\[CALL_ID\]\w*+)?(?:\[ARGS\])?(?=\{\s*\"[^\"\n]*\"\s*:|\{\}\s*$)",
     r"^assistant\n[A-Za-z_][\w.\-/]*\n(?=\{)",
     r"^function[A-Za-z_][\w.\-/]*\n```json\n(?=\{)",
     r"^call:[\w.\-/]+(?=\{)",
@@ -102,7 +102,7 @@ OPENING = "|".join(re.sub(r"\(\?P<\w+>", "(?:", mark) for mark in (*(opening for
 """Pattern of everything that may begin a call."""
 _OPENINGS = tuple((re.compile(opening, re.IGNORECASE), closing) for opening, closing in TAGS)
 _INNER = re.compile(
-    r"(?:[\s,;]+|```(?:json)?(?=\s|<|$)|</?tool_calls?(?::[\w.-]+)?>|<\|/?tool_call(?:_begin|_end)?\|>"
+    r"(?:[\s,;]+|```(?:json)?(?=\s|<|$)|</?tool_calls?(?::[\w.-]+)?>|<\|?/?tool_call(?:_begin|_end)?\|>"
     r"|<｜tool[▁_]call[▁_](?:begin|end)｜>|<\|(?:plugin|interpreter|call|eom_id)\|>|function<｜tool[▁_]sep｜>(?=\s*<))"
 )
 """Text between the calls of a pair of tags."""
@@ -227,7 +227,7 @@ _GLM = re.compile(r"(?P<name>[\w.\-/:]+)(?:\s*<tool_sep(?::[\w.-]+)?>)?\s*(?=<(?
 _NAME = re.compile(r"(?P<name>[A-Za-z_][\w.\-/]*)")
 _HEADER = re.compile(
     r"(?:assistant\n|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
-    r"(?:\[CALL_ID\][^\[\s]*)?"
+    r"(?:\[CALL_ID\]\w*+)?"
     r"(?:\s|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\{)"
 )
 _BRACES = re.compile(r"call:(?P<name>[\w.\-/]+)(?=\{)")

@@ -19,7 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mafrt.core.types import Message
-from mafrt.environment.bare_calls import BAD, BadCall, Call, ToolCall, bare_json, bare_list, with_types
+from mafrt.environment.bare_calls import (
+    BAD,
+    BadCall,
+    Call,
+    Schemas,
+    ToolCall,
+    bare_json,
+    bare_list,
+    with_types,
+    without_id,
+    without_marks,
+)
 from mafrt.environment.call_forms import OPENING, read_form
 
 __all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
@@ -105,21 +116,23 @@ def leading_thought(text: str) -> tuple[str, str]:
     return thought.strip(), text[first.end :].lstrip()
 
 
-def find_call(text: str) -> Call | None:
+def find_call(text: str, tools: Schemas = {}) -> Call | None:  # noqa: B006 (read only)
     """The last tool call of `text`, None if it makes none."""
-    calls = find_calls(text)
+    calls = find_calls(text, tools=tools)
     return calls[-1] if calls else None
 
 
-def find_calls(text: str, fences: bool = True) -> list[Call]:
+def find_calls(text: str, fences: bool = True, tools: Schemas = {}) -> list[Call]:  # noqa: B006 (read only)
     """All tool calls of a text, in order; those in its thoughts are none.
 
-    `fences`: whether blocks of Python are calls. A call that is not closed replaces all of them: nothing is run.
+    `fences`: whether blocks of Python are calls. `tools`: the schemas of those that there are; a call whose marks
+    an engine dropped in decoding is read by them, or reported. A call that is not closed replaces all of them:
+    nothing is run.
     """
-    return split_calls(text, fences)[1]
+    return split_calls(text, fences, tools)[1]
 
 
-def split_calls(text: str, fences: bool = True) -> tuple[str, list[Call]]:
+def split_calls(text: str, fences: bool = True, tools: Schemas = {}) -> tuple[str, list[Call]]:  # noqa: B006 (read only)
     """The words of a text before its first call, without thoughts, and its calls."""
     parts = [part for part in _parts(text, False, fences) if not part.thought]
     calls = [call for part in parts for call in part.calls]
@@ -127,9 +140,11 @@ def split_calls(text: str, fences: bool = True) -> tuple[str, list[Call]]:
     words = "".join(text[part.start : part.end] for part in parts[:first]).strip()
     if problem := next((part.open for part in parts if part.open), ""):
         return words, [BadCall(f"{BAD}{problem}.")]
-    if not calls and (listed := bare_list("".join(text[part.start : part.end] for part in parts).strip())):
+    if not calls and (listed := bare_list(words)):
         return "", listed
-    return words, calls
+    if not calls and tools and (lost := without_marks(words, tools)):
+        return words[: lost[0]].strip(), lost[1]
+    return words, [without_id(call, tools) for call in calls]
 
 
 def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
@@ -276,7 +291,7 @@ def code_of(call: ToolCall) -> str | BadCall:
 
 def find_code(text: str) -> str | BadCall | None:
     """The program that `text` wants to be run: `find_call` and `code_of` in one."""
-    call = find_call(text)
+    call = find_call(text, {PYTHON: {"properties": {"code": {"type": "string"}}}})
     return code_of(call) if isinstance(call, ToolCall) else call
 
 

@@ -364,7 +364,7 @@ def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
     """The words of a reply and its calls of tools."""
     if not call.tool_names:
         return clean_text(reply.text), []
-    words, written = split_calls(reply.text, fences=False)
+    words, written = split_calls(reply.text, False, {name: call.schemas.get(name, {}) for name in call.tool_names})
     calls = [SaidCall(clean_text(tool.name), _arguments(tool, call)) for tool in written if isinstance(tool, ToolCall)]
     if not calls:
         return clean_text(reply.text), []
