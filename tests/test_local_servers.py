@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,14 @@ class Asked:
 
     def reward(self, key, body):
         raise ApiError(404, "no rewards here")
+
+
+BODIES = {
+    "chat/completions": CHAT,
+    "responses": {"model": "a", "input": "x"},
+    "messages": {"model": "a", "max_tokens": 9, "messages": ASK},
+}
+VERSION = {"anthropic-version": "2023-06-01"}
 
 
 @pytest.fixture
@@ -122,15 +131,14 @@ def test_the_corpus_is_not_read_by_other_sites():
 # ------------------------------------------------------------------------------------------------- clients that leave
 
 
-def test_clients_that_leave_give_their_places_back(served):
+@pytest.mark.parametrize("path", BODIES)
+def test_clients_that_leave_give_their_places_back(served, path):
     models, server, url = served
     models.answering = False
     for _ in range(2):
-        with ThreadPoolExecutor(8) as pool:
-            left = [
-                pool.submit(httpx.post, f"{url}/chat/completions", json={**CHAT, "stream": n % 2 == 0}, timeout=0.5)
-                for n in range(8)
-            ]
+        with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=url, headers=VERSION, timeout=0.5) as client:
+            bodies = [{**BODIES[path], "stream": n % 2 == 0} for n in range(8)]
+            left = [pool.submit(client.post, path, json=body) for body in bodies]
             assert all(isinstance(each.exception(), httpx.TimeoutException) for each in left)
         soon(lambda: server.in_flight == 0)
     assert all(future.cancelled() for future in models.futures) and len(models.futures) == 16
@@ -162,14 +170,15 @@ def test_a_client_that_asks_again_means_the_same_call(served, path):
 
 
 @pytest.mark.parametrize("served", [True], indirect=True)
-def test_equal_calls_that_both_wait_are_two_and_a_key_names_one(served):
+@pytest.mark.parametrize("path", BODIES)
+def test_equal_calls_that_both_wait_are_two_and_a_key_names_one(served, path):
     models, _, url = served
     models.answering = False
-    with ThreadPoolExecutor(4) as pool:
-        own = [pool.submit(httpx.post, f"{url}/chat/completions", json=CHAT, timeout=20) for _ in range(2)]
+    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=url, headers=VERSION, timeout=20) as client:
+        own = [pool.submit(client.post, path, json=BODIES[path]) for _ in range(2)]
         soon(lambda: len(models.calls) == 2)
         key = {"idempotency-key": "one"}
-        same = [pool.submit(httpx.post, f"{url}/chat/completions", json=CHAT, headers=key, timeout=20) for _ in "ab"]
+        same = [pool.submit(client.post, path, json=BODIES[path], headers=key) for _ in "ab"]
         soon(lambda: len(models.calls) == 3)
         time.sleep(0.2)
         for future in models.futures:
@@ -185,12 +194,80 @@ def connected(server):
     return socket.create_connection((server.host, server.port), timeout=20)
 
 
-def test_a_body_that_does_not_come_is_refused(served):
-    _, server, _ = served
-    with connected(server) as stalled:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        stalled.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        assert b" 408 " in stalled.recv(4096)
+def head(path, *lines):
+    more = ("Host: localhost", "Content-Type: application/json", "anthropic-version: 2023-06-01")
+    return "\r\n".join([f"POST {path} HTTP/1.1", *more, *lines, "", ""]).encode()
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+BROKEN = {
+    "half a body": (lambda path, body: [head(path, f"Content-Length: {len(body)}") + body[:9]], 408),
+    "no body": (lambda path, body: [head(path, f"Content-Length: {len(body)}")], 408),
+    "a length too small": (lambda path, body: [head(path, "Content-Length: 9") + body], 400),
+    "a length too large": (lambda path, body: [head(path, f"Content-Length: {len(body) + 5}") + body], 408),
+    "a negative length": (lambda path, body: [head(path, "Content-Length: -5") + body], 400),
+    "no number": (lambda path, body: [head(path, "Content-Length: many") + body], 400),
+    "two lengths": (lambda path, body: [head(path, "Content-Length: 9", "Content-Length: 8") + body], 400),
+    "no length": (lambda path, body: [head(path) + body], 400),
+    "too large": (lambda path, body: [head(path, f"Content-Length: {99 * 2**20}")], 413),
+    "chunks without end": (lambda path, body: [head(path, CHUNKED) + b"9\r\n" + body[:9] + b"\r\n"], 408),
+    "half a chunk": (lambda path, body: [head(path, CHUNKED) + b"99\r\n" + body[:9]], 408),
+    "a chunk without size": (lambda path, body: [head(path, CHUNKED) + b"zz\r\n" + body], 400),
+    "chunks too large": (lambda path, body: [head(path, CHUNKED), *[b"100000\r\n" + bytes(2**20) + b"\r\n"] * 9], 413),
+    "byte by byte": (lambda path, body: [head(path, "Content-Length: 99"), *[b" "] * 8], 408),
+    "a promise": (lambda path, body: [head(path, "Expect: 100-continue", "Content-Length: 9")], 408),
+    "an endless head": (lambda path, body: [head(path)[:-2] + b"X: " + b"a" * 2**17], 400),
+    "many heads": (lambda path, body: [head(path)[:-2], *[b"X: y\r\n" * 1000] * 20], 400),
+}
+
+
+def status_of(server, pieces):
+    """Of a server's last answer on a connection of its own; 0 if it closes without one."""
+    with connected(server) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.05 if len(piece) < 9 else 0)
+        except OSError:
+            pass  # it has heard enough
+        said = b""
+        while b"\r\n\r\n" not in said.replace(b"100 Continue\r\n\r\n", b""):
+            if not (piece := client.recv(4096)):
+                break
+            said += piece
+    return int((re.findall(rb"HTTP/1.1 (\d+)", said) or [0])[-1])
+
+
+@pytest.mark.parametrize(("parser", "learns"), [("httptools_impl", True), ("h11_impl", False)])
+def test_broken_requests_are_refused_and_leave_nothing_behind(parser, learns, monkeypatch):
+    from uvicorn.protocols.http import auto
+
+    module = pytest.importorskip(f"uvicorn.protocols.http.{parser}")
+    kind = module.HttpToolsProtocol if parser == "httptools_impl" else module.H11Protocol
+    monkeypatch.setattr(auto, "AutoHTTPProtocol", kind)
+    models = Asked(learns=learns)
+    server = ChatServer(models, limits=Limits(calls=8, body_s=0.2, connections=12))
+    for path, body in BODIES.items():
+        whole = json.dumps(body).encode()
+        for name, (made, status) in BROKEN.items():
+            assert status_of(server, made(f"/v1/{path}", whole)) == status, (path, name)
+        with connected(server) as half:  # and one that leaves
+            half.sendall(head(f"/v1/{path}", f"Content-Length: {len(whole)}") + whole[:9])
+    assert not models.calls and server.in_flight == 0
+    # A second request behind the one that runs hides no client's leaving.
+    models.answering = False
+    for path, body in BODIES.items():
+        one = head(f"/v1/{path}", f"Content-Length: {len(json.dumps(body))}") + json.dumps(body).encode()
+        for pieces in ([one + one], [one, one], [one, one[:50]]):
+            with connected(server) as client:
+                for piece in pieces:
+                    client.sendall(piece)
+                    time.sleep(0.05)
+    soon(lambda: server.in_flight == 0)
+    models.answering = True
+    asked = json.dumps({**CHAT, "seed": 5}).encode()
+    assert status_of(server, [head("/v1/chat/completions", f"Content-Length: {len(asked)}") + asked]) == 200
+    server.close()
 
 
 def test_connections_that_do_nothing_make_room(served):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers_models import random_ids, tiny_base
 from helpers_tinker import PROTOBUF, Client, RefusedByServerError, datum, new_key, serving, tensor
+from test_local_servers import BROKEN, status_of
 
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.tinker_server import wire_pb2 as wire
@@ -372,6 +373,18 @@ def test_a_half_sent_request_harms_nobody(served, honest):
         time.sleep(0.05)
     # The request that is then sent in full is the first of its number.
     assert client.fetch(client.begin_pass(message))
+
+
+def test_broken_requests_are_refused(tmp_path):
+    server = serving(tiny_base(), tmp_path, limits=replace(Limits(), body_s=0.2))
+    try:
+        client = Client(server)
+        body = b'{"session_id": "none"}'
+        for name, (made, status) in BROKEN.items():
+            assert status_of(server, made("/api/v1/create_model", body)) == status, name
+        assert client.model()
+    finally:
+        server.close()
 
 
 def test_hundreds_of_open_connections_keep_nobody_out(served, honest):

@@ -27,6 +27,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 BODY_S = 30.0
 """for a whole body"""
+HEAD_BYTES = 65536
+"""of the head of a request"""
 HEAD_S = 30.0
 """for the head of a connection's first request"""
 IDLE_S = 75
@@ -150,6 +152,8 @@ def _finite(digits: str) -> float:
 def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
+    A connection has one request at a time: a server that has begun on a second one does not see that its client leaves.
+
     Args:
         app: the ASGI application.
         connections: most connections at the same time.
@@ -162,6 +166,8 @@ def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
         """Knows since when it has had nothing to do."""
 
         idle_since: float
+        head_bytes: int | None = None
+        """of a head that is not whole"""
 
         def connection_made(self, transport: Any) -> None:
             self.idle_since = time.monotonic()
@@ -175,6 +181,30 @@ def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
         @property
         def idle(self) -> bool:
             return self.cycle is None or bool(self.cycle.response_complete)
+
+        def on_message_begin(self) -> None:
+            self.head_bytes = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self.head_bytes = None
+            if self.idle:
+                super().on_headers_complete()
+            else:
+                self.transport.close()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.head_bytes is not None:
+                self.head_bytes += len(data)
+                if self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+                    self.send_400_response("The head of the request is too large.")
+            elif not self.idle and not self.cycle.more_body and hasattr(self, "conn"):
+                # Where uvicorn has h11 and no httptools, further bytes wait; it would stop reading, and see no end.
+                if len(self.conn.trailing_data[0]) > HEAD_BYTES:
+                    self.transport.close()
+                else:
+                    self.flow.resume_reading()
 
         def on_response_complete(self) -> None:
             self.idle_since = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mafrt.environment.local_server import RefusedError
+from mafrt.environment.local_server import BODY_S, RefusedError
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Limits:
     """max MiB of a batch to learn from; the SDK cuts its batches at 5. Parsing takes thirty times as much"""
     json_mib: float = 8.0
     """max MiB of any other request"""
+    body_s: float = BODY_S
+    """max seconds in which a request must arrive"""
     poll_s: float = 20.0
     """seconds that a client waits for a result before it asks again"""
     gap_s: float = 300.0

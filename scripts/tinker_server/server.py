@@ -151,7 +151,7 @@ class TinkerServer(LocalServer):
             service, owner = self._entered(request, body=body)
             given: Any = {**request.query_params, **request.path_params}
             if body:
-                content = await read_body(request, min(self.limits.body_mib, self.limits.json_mib))
+                content = await read_body(request, min(self.limits.body_mib, self.limits.json_mib), self.limits.body_s)
                 given = {
                     **messages.object_of(parse_body(content) if content else {}, "the body"),
                     **request.path_params,
@@ -171,7 +171,7 @@ class TinkerServer(LocalServer):
                 raise refused(f"the content type must be {PROTOBUF}, found {shortened(kind) or 'none'}", 415)
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise refused("a compressed body is not taken", 415)
-            content = await read_body(request, self.limits.body_mib)
+            content = await read_body(request, self.limits.body_mib, self.limits.body_s)
             return _json({"request_id": service.forward_backward(owner, content).id})
 
         return _safely(respond)
