@@ -187,6 +187,25 @@ def test_equal_calls_that_both_wait_are_two_and_a_key_names_one(served, path):
     assert len(models.calls) == 3
 
 
+@pytest.mark.parametrize("served", [True], indirect=True)
+@pytest.mark.parametrize("path", BODIES)
+def test_a_client_that_leaves_amid_a_stream_and_asks_again_means_the_same_call(served, path):
+    models, server, url = served
+    models.answering = False
+    pieces = []
+    begin = models.begin
+    models.begin = lambda key, call, said: pieces.append(said) or begin(key, call, said)
+    asked = {"url": path, "json": {**BODIES[path], "stream": True}}
+    with httpx.Client(base_url=url, headers=VERSION, timeout=20) as client:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: soon(lambda: pieces) or pieces[0]("late "))
+            with client.stream("POST", **asked) as streamed:
+                assert any("late" in line for line in streamed.iter_lines())
+        soon(lambda: server.in_flight == 0)
+        models.futures[0].set_result(ChatReply("late answer"))
+        assert "late answer" in client.post(**asked).text and len(models.calls) == 1
+
+
 # ----------------------------------------------------------------------------------------------- clients that stall
 
 
