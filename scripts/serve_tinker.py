@@ -17,7 +17,7 @@ from mafrt.environment.local_server import LOOPBACK
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import check_models, load_base
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.scripts.cli.settings import BaseSettings
 from mafrt.scripts.tinker_server.limits import Limits
 
 TOKEN = "MAFRT_TINKER_TOKEN"
@@ -63,7 +63,7 @@ class TinkerSettings:
 COMMAND = Command(
     "serve_tinker",
     "Serve a frozen base behind the Tinker API: each training client of the stock SDK is an adapter of it.",
-    (TinkerSettings, ModelSettings),
+    (TinkerSettings, BaseSettings),
     epilog=f"Clients set TINKER_BASE_URL to the address, and TINKER_API_KEY to a token of {TOKEN} (on loopback to any "
     "key that begins with tml-).",
 )
@@ -71,7 +71,7 @@ COMMAND = Command(
 
 def serve(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
-    asked, model = settings.make(TinkerSettings), settings.make(ModelSettings)
+    asked, model = settings.make(TinkerSettings), settings.make(BaseSettings)
     tokens = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
     if asked.host not in LOOPBACK and not tokens:
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")

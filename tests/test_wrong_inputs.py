@@ -319,6 +319,43 @@ info --memory nope                                              | known model
 info --lora_rank 4                                              | has no effect without --memory
 info --gpus 0 --memory Qwen/Qwen3-4B                            | 1 or more
 info nope.json                                                  | No such file
+train --env openenv:http://127.0.0.1:99999                      | is no address of a server
+train --env openenv:http://[::1                                 | is no address of a server
+train --env openenv:http://127.0.0.1:1+                         | is no address of a server
+train --env openenv:http://127.0.0.1:1 --env_kwargs agents=5    | a text or a list
+train --env openenv:http://127.0.0.1:1 --env_kwargs show=5      | a text or a list
+train --env openenv:http://127.0.0.1:1 --env_kwargs reset=5     | an object of names and values
+train --env openenv:http://127.0.0.1:1 --env_kwargs timeout_s=true | expected a number
+train --env openenv:http://127.0.0.1:1 --env_kwargs token_env=NOPE | which is not set
+train --env sudoku --env_kwargs empty=true                      | expected a whole number
+train --env plan_path --env_kwargs size=2.5                     | expected a whole number
+train --env math --env_kwargs tasks=5                           | expected a list
+train --env math --env_python python3                           | is played by this interpreter
+train --env math --eval_episodes 0 --eval_env_kwargs a=1        | has no effect without --eval_episodes
+train --env math --algorithm opd --teacher_prompt "{"           | braces hold the name of a fact
+train --env math --algorithm opd --teacher_prompt "{}"          | braces hold the name of a fact
+train --env math --algorithm self_distill --teacher_prompt "{answer:>9999999999}" | braces hold the name of a fact
+train --env math --algorithm self_distill --teacher_path run    | belongs to opd
+train --env math --algorithm opd --teacher_path game            | holds no adapter
+train --env math --algorithm opd --reward_weight 2              | has no reward_weight
+train --env math --algorithm gspo                               | at least 2 per problem
+train --env math --algorithm gspo --level token --n_samples 4   | has no level
+train --env math --algorithm cispo --dual_clip 3 --n_samples 4  | has no dual_clip
+train --env math --algorithm maxrl --gamma 0.9 --n_samples 4    | has no gamma
+train --env sudoku --algorithm rae --baseline_decay 1.5         | in [0, 1]
+train_math --eval_split tset                                    | choose one of validation, test
+train_math --eval_split test                                    | --no-keep_best
+train_math --eval_split test --no-keep_best --eval_episodes 0   | has no effect without --eval_episodes
+evaluate --load_path run --eval_split test                      | belongs to mafrt train
+serve_tinker --profile_path data.jsonl                          | There is no flag '--profile_path' here
+serve_tinker --n_agents 3                                       | There is no flag '--n_agents' here
+serve_tinker --body_mib 0                                       | above 0
+serve_tinker run                                                | stands alone
+export run --push_to_hub mine                                   | expected USER/NAME
+export run --push_to_hub a/b/c                                  | expected USER/NAME
+export run --push_to_hub "user/na me"                           | expected USER/NAME
+export run --public                                             | --push_to_hub USER/NAME
+report run --live --output x.html                               | without --live
 """
 LOADED = """
 train_math --run_dir new --iterations 0 --device nosuch                                       | cannot be used here

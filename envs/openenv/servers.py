@@ -68,7 +68,11 @@ class Servers:
         except ImportError:
             raise MissingExtraError(f"environments of OpenEnv need websockets; {install('openenv')}") from None
         for address in addresses:
-            parts = urlsplit(address)
+            try:
+                parts = urlsplit(address)
+                parts.port  # noqa: B018  # raises ValueError for a port that is none
+            except ValueError:
+                parts = urlsplit("")
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
                 raise EnvError(f"{shortened(address, 200)!r} is no address of a server; expected http://HOST:PORT")
         self.servers = [Server(address.rstrip("/")) for address in dict.fromkeys(addresses)]

@@ -141,6 +141,9 @@ def _dataset(text: str, size: int, seed: int) -> Any:
             if not factory.has_curriculum(name):
                 raise Unusable(f"reasoning-gym's {name} has no levels; leave level out.")
             curriculum = reasoning_gym.factory.create_curriculum(name)
+            most = max((len(curriculum.get_attribute(each).levels) for each in curriculum.attributes), default=1) - 1
+            if level > most:  # the package would take its hardest without a word
+                raise Unusable(f"reasoning-gym's {name} has the levels 0 to {most}, and level is {level}.")
             curriculum.set_global_level(level)
             made = curriculum.generate_configuration({"size": size, "seed": seed})
             made = dataclasses.replace(made, **config)

@@ -27,6 +27,7 @@ the same gradient, with more variance and without the teacher's logits.
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -65,6 +66,15 @@ class Distillation(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, 0, 1, "gamma")
+        try:
+            names = [part[1:] for part in string.Formatter().parse(self.teacher_prompt or "") if part[1] is not None]
+        except ValueError:
+            names = [("", "", "")]
+        if any(not name or spec or conversion for name, spec, conversion in names):
+            raise ConfigError(
+                f"teacher_prompt is {self.teacher_prompt!r}; expected a text in which braces hold the name of a fact, "
+                "such as {answer}. Write a brace itself as two."
+            )
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         gaps: dict[str, list[float]] = {}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import error_line
+from mafrt.core.text import error_line, shortened
 from mafrt.environment.base import Env
 from mafrt.environment.foreign import adapted
 from mafrt.environment.from_mrlm import standing_in
@@ -181,6 +182,44 @@ def _options(factory: Callable[..., Any], parameters: Mapping[str, inspect.Param
     return tuple(get_args(kind)[0].__annotations__) if get_origin(kind) is Unpack else None
 
 
+def _check_types(env_name: str, function: Any, kwargs: Mapping[str, Any]) -> None:
+    """EnvError for an argument of another type than the one that the function names."""
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # a name that only type checkers import
+        return
+    for name, value in kwargs.items():
+        if (wanted := _expected(value, hints.get(name, Any))) is not None:
+            raise EnvError(f"environment {env_name}: {name} is {shortened(repr(value), 100)}; expected {wanted}.")
+
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "nothing",
+}  # fmt: skip
+
+
+def _expected(value: Any, hint: Any) -> str | None:
+    """What a type hint asks for where `value` is something else; None if it fits, or cannot be told."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        faults = [_expected(value, part) for part in parts]
+        shown = [fault for fault in faults if fault is not None and fault != _WORDS[type(None)]]
+        return None if None in faults else " or ".join(sorted(shown, key=len))
+    if kind is Literal:
+        return None if value in parts else f"one of {', '.join(map(str, parts))}"
+    if kind in _WORDS:
+        good = isinstance(value, (int, float) if kind is float else kind)
+        return None if good and isinstance(value, bool) <= (kind is bool) else _WORDS[kind]
+    if kind in (tuple, list, Sequence):
+        inner = next((part for part in parts if part is not ...), Any)
+        if isinstance(value, (tuple, list)) and all(_expected(entry, inner) is None for entry in value):
+            return None
+        return f"a list with {_WORDS[inner]} for each entry" if inner in _WORDS else "a list"
+    if kind in (dict, Mapping):
+        return None if isinstance(value, Mapping) else "an object of names and values"
+    return None
+
+
 def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """EnvError for a setting that the constructor does not take, or one that it needs and was not given."""
     target: Any = factory
@@ -204,6 +243,8 @@ def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, 
                     raise EnvError(f"environment {env_name} has no setting {name!r}: {reason}")
                 why = unknown("setting", name, known) if known else f"it takes no settings, found {name!r}"
                 raise EnvError(f"environment {env_name}: {why}")
+    if str(getattr(target, "__module__", "")).startswith("mafrt."):
+        _check_types(env_name, target, kwargs)
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
             raise EnvError(f"{env_name} needs the setting {name!r}; give it, or give it a default in the constructor")

@@ -59,13 +59,14 @@ DEPENDENCES = (
     DependentFlags(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
     DependentFlags(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
     DependentFlags(
-        ("eval_interval", "eval_samples", "eval_temperature", "eval_split"),
+        ("eval_interval", "eval_samples", "eval_temperature", "eval_split", "eval_env_kwargs", "eval_tasks_path"),
         lambda v: v["eval_episodes"] > 0,
         "--eval_episodes N",
     ),
     DependentFlags(("log_tokens",), lambda v: v["log_episodes"], "--log_episodes"),
     DependentFlags(("transcript_*",), lambda v: v["record_dir"], "--record_dir FOLDER"),
     DependentFlags(("port",), lambda v: v["live"], "--live"),
+    DependentFlags(("output",), lambda v: not v["live"], "a report in a file (so without --live)"),
     DependentFlags(
         ("kind", "iteration", "agent", "search", "min_score", "max_score", "limit"),
         lambda v: v["episode"] is None,

@@ -31,7 +31,7 @@ from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
-from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.scripts.cli.settings import BaseSettings
 from mafrt.storage import load_path
 from mafrt.storage.run_record import RunRecord, load_record
 
@@ -205,7 +205,7 @@ def load_base(settings: Settings, team: Team, placement: ProcessLayout | None = 
         device="cpu" if shards else settings["device"],
         goes_to=placement.processes.device if placement is not None and shards else None,
         trust_remote_code=settings["trust_remote_code"],
-        bits=settings.make(ModelSettings).bits,
+        bits=settings.make(BaseSettings).bits,
     )
     if placement is not None:
         from mafrt.runners import build
@@ -248,7 +248,7 @@ def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> 
     Measured for a base on a CPU that is not quantised. Several processes do not measure: all need the same format.
     """
     asked = settings["dtype"]
-    if several or not _on_cpu(settings) or settings.make(ModelSettings).bits:
+    if several or not _on_cpu(settings) or settings.make(BaseSettings).bits:
         return asked
     name = settings["model_name_or_path"]
     folder = base_folder(name) or Path(name).expanduser()

@@ -15,7 +15,7 @@ from mafrt.core.shipped import shipped
 from mafrt.engines.vllm.gpu_layout import check_gpus
 from mafrt.runners.checks import check_processes
 from mafrt.scripts.cli.command import Settings
-from mafrt.scripts.cli.settings import ModelSettings, ScaleSettings
+from mafrt.scripts.cli.settings import BaseSettings, ScaleSettings
 from mafrt.training.deepspeed_config import check_fields, read_zero
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def join(settings: Settings, config: TrainConfig) -> ProcessLayout:
             f"device is {settings['device']!r}, but {size} processes were started, each with a GPU of its own; leave "
             "--device out, and choose GPUs with CUDA_VISIBLE_DEVICES."
         )
-    bits = settings.make(ModelSettings).bits
+    bits = settings.make(BaseSettings).bits
     check_extras(config, bits)
     placement = ProcessLayout(ALONE, zero, fsdp)
     if bits and placement.shards:

@@ -26,15 +26,11 @@ TRAIN = (PlayConfig, AlgorithmSettings, LearnConfig, TeamConfig, RunConfig, Coac
 
 
 @dataclass(frozen=True)
-class ModelSettings:
-    """Base model and team."""
+class BaseSettings:
+    """Base model."""
 
     model_name_or_path: str = "teaching-base"
     """folder or Hugging Face id of the frozen base; teaching-base and games-base ship with mafrt, smollm2 is fetched"""
-    profile_path: str | None = None
-    """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
-    n_agents: int | None = None
-    """agents that the team must have; default: as many as it has"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """number format of the base; float16 is for play only; default: on a GPU the model's own (bfloat16 for float16),
     else float32 or, if measured to pay, bfloat16"""
@@ -59,6 +55,16 @@ class ModelSettings:
     def bits(self) -> Literal[4, 8] | None:
         """Bits per weight of a quantised base; None: not quantised."""
         return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
+
+
+@dataclass(frozen=True)
+class ModelSettings(BaseSettings):
+    """Base model and team."""
+
+    profile_path: str | None = None
+    """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
+    n_agents: int | None = None
+    """agents that the team must have; default: as many as it has"""
 
 
 @dataclass(frozen=True)
