@@ -32,7 +32,7 @@ def test_a_program_plays_its_two_agents(name, tmp_path):
         assert result.terminated and result.info["outcome"] == outcome
 
 
-@pytest.mark.parametrize("name", ["plain_openai", "langgraph_team", "openai_agents"])
+@pytest.mark.parametrize("name", ["plain_openai", "langgraph_team", "openai_agents", "shell_agent"])
 def test_the_command_in_each_example_parses(name):
     text = (EXAMPLES / f"{name}.py").read_text()
     command = text.split('"""')[1].split("mafrt train ")[1].replace("\\\n", " ").replace("\\", " ")

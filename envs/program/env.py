@@ -37,9 +37,10 @@ _NO_FORM = (
     "a JSON schema is not supported in training: tokens that a grammar leaves no choice of would be learnt from as the "
     "agent's own; say the form in a message and read the answer's JSON yourself"
 )
+# "Prompt is too long" is the phrase by which litellm knows what it is, so that harnesses end instead of asking again.
 _TOO_LONG = ApiError(
     400,
-    "the prompt is longer than the context window leaves room for, or the episode was given up",
+    "the prompt is too long for the context window, or the episode was given up",
     "context_length_exceeded",
 )
 

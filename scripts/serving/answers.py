@@ -102,7 +102,7 @@ class TeamAnswers:
             raise ApiError(400, "the last message, which is the problem, is empty")
         episode = play_problem(self.team, self.env, problem, seed, call.max_tokens)
         if episode is None:
-            raise ApiError(400, "the problem is too long for the context window", "context_length_exceeded")
+            raise ApiError(400, "the prompt is too long for the context window", "context_length_exceeded")
         last = episode.turns[-1]
         tokens = sum(len(turn.action_ids) for turn in episode.turns)
         prompts = sum(len(turn.prompt_ids) for turn in episode.turns)
