@@ -19,6 +19,7 @@ from mafrt.models.load_bases import models_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.exporting.cards import Export, agent_card, team_card
+from mafrt.scripts.exporting.gguf_adapters import GGUF, check_gguf, modelfile, served_by_llama, write_gguf_adapter
 from mafrt.scripts.exporting.hub import check_login, push
 from mafrt.scripts.exporting.merged import check_mergeable, write_merged
 from mafrt.scripts.exporting.scores import last_scores
@@ -41,6 +42,8 @@ class ExportSettings:
     """folder to make; default: `export` in the run"""
     merged: bool = False
     """also write a whole model per adapter, with the adapter merged into the base"""
+    gguf: str | None = None
+    """also write the adapters for llama.cpp and Ollama; this names the base there: a GGUF file, or a model of Ollama"""
     overwrite: bool = False
     """replace an earlier export in that folder"""
     push_to_hub: str | None = None
@@ -74,12 +77,17 @@ def export(argv: Sequence[str]) -> int:
     if settings.push_to_hub is not None:
         check_login(settings.push_to_hub)
     facts = facts_of(loaded, target)
-    if settings.merged:
-        if facts.activated:
+    for flag, given in (("merged", settings.merged), ("gguf", settings.gguf)):
+        if given and facts.activated:
             raise ConfigError(
-                f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that "
-                "also reads the transcript; leave --merged out."
+                f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot act on all of a transcript; "
+                f"leave --{flag} out."
             )
+    if settings.gguf is not None:
+        if len(facts.base_names) > 1:
+            raise ConfigError("--gguf names one base, and the team has several; leave it out.")
+        check_gguf(facts.base_names[0])
+    if settings.merged:
         check_mergeable(facts.base_names, facts.run.settings)
     # Written beside and renamed, so that a failed export leaves the earlier one alone.
     draft = target.with_name(f".{target.name}.tmp")
@@ -90,6 +98,8 @@ def export(argv: Sequence[str]) -> int:
             for base in facts.base_names:
                 own = {name: path for name, path in loaded.adapters.items() if facts.bases[name] == base}
                 write_merged(draft / "merged", base, own)
+        if settings.gguf is not None:
+            write_gguf(draft, facts, loaded, settings.gguf)
         if target.exists():
             shutil.rmtree(target)
         draft.rename(target)
@@ -98,6 +108,8 @@ def export(argv: Sequence[str]) -> int:
     for score in facts.scores:
         print(f"{score.name} {score}")
     print(f"The team after iteration {facts.step} is in {target}. Serve it:\n{facts.serve}")
+    if settings.gguf is not None:
+        print(f"With llama.cpp, in that folder:\n{served_by_llama(settings.gguf, facts.team.adapters)}")
     if settings.push_to_hub is not None:
         print(f"Uploaded to {push(target, settings.push_to_hub, public=settings.public)}")
     return 0
@@ -179,6 +191,18 @@ def write(target: Path, facts: Export, loaded: LoadSource) -> None:
     (target / "team.json").write_text(facts.team.to_json(), encoding="utf-8")
     (target / "README.md").write_text(team_card(facts), encoding="utf-8")
     (target / MARK).write_text(json.dumps({"format": 1, "step": facts.step}) + "\n", encoding="utf-8")
+
+
+def write_gguf(target: Path, facts: Export, loaded: LoadSource, base: str) -> None:
+    """Each adapter as GGUF, and a Modelfile for each agent, in the adapter's folder."""
+    for name in facts.team.adapters:
+        write_gguf_adapter(target / name / GGUF, loaded.adapter(name), facts.bases[name])
+    for agent in facts.team.agents:
+        path = target / agent.adapter / "Modelfile"
+        if path.exists():  # agents that share an adapter have prompts of their own
+            path = target / agent.adapter / f"Modelfile_{agent.name}"
+        own = facts.run.settings.get("temperature", 1.0) if agent.temperature is None else agent.temperature
+        path.write_text(modelfile(agent, base, own), encoding="utf-8")
 
 
 def chat_template(base: str) -> str | None:

@@ -14,9 +14,12 @@ import torch
 import yaml
 from huggingface_hub import HfApi
 
+from mafrt.config.team import AgentSpec
+from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import collect, export, train_math
 from mafrt.scripts.exporting import hub as exported_hub
+from mafrt.scripts.exporting.gguf_adapters import modelfile, write_gguf_adapter
 from mafrt.scripts.exporting.scores import interval
 
 SHORT = [
@@ -135,6 +138,70 @@ def test_nothing_is_merged_into_a_quantised_base(run, tmp_path, capsys, quantise
 def test_bad_exports_get_a_sentence(run, capsys, argv, says):
     assert export.main([str(run) if word == "RUN" else word for word in argv]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
+def test_gguf_adapters_hold_the_numbers_of_their_peft_folders(tmp_path, family):
+    gguf = pytest.importorskip("gguf")
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(family, vocab_size=32, intermediate_size=24, head_dim=4, **shape)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "base")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    lora = LoraConfig(r=3, lora_alpha=6, target_modules=targets, init_lora_weights=False, alpha_pattern={"v_proj": 12},
+                      rank_pattern={"o_proj": 2})  # fmt: skip
+    adapted = get_peft_model(model, lora)
+    adapted.save_pretrained(tmp_path / "peft")
+    write_gguf_adapter(tmp_path / "a.gguf", tmp_path / "peft", str(tmp_path / "base"))
+    read = gguf.GGUFReader(tmp_path / "a.gguf")
+    told = {name: field.contents() for name, field in read.fields.items()}
+    assert told["general.architecture"] == family and told["general.type"] == "adapter"
+    assert told["adapter.type"] == "lora" and told["adapter.lora.alpha"] == 6.0
+    parts = {tensor.name: torch.tensor(tensor.data) for tensor in read.tensors}
+    assert len(parts) == 2 * 2 * len(targets)
+    places = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+              "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}  # fmt: skip
+    for name, module in adapted.named_modules():
+        if not hasattr(module, "lora_A"):
+            continue
+        layer, kind = re.search(r"layers\.(\d)\..*\.(\w+)$", name).groups()
+        a, b = (parts[f"blk.{layer}.{places[kind]}.weight.lora_{part}"] for part in "ab")
+        found, wanted = b @ a * 6.0 / a.shape[0], module.get_delta_weight("default")
+        if family == "llama" and kind in ("q_proj", "k_proj"):
+            # llama.cpp's rows of a head go in pairs: 0, half, 1, half + 1, ...
+            order = [head * 4 + row for head in range(wanted.shape[0] // 4) for row in (0, 2, 1, 3)]
+            wanted = wanted[order]
+        torch.testing.assert_close(found, wanted.detach())
+
+
+def test_an_export_for_llama_and_ollama(run, tmp_path, capsys):
+    pytest.importorskip("gguf")
+    target = tmp_path / "team"
+    assert export.main([str(run), "--output", str(target), "--gguf", "qwen3:0.6b"]) == 0
+    said = capsys.readouterr().out
+    assert "--model qwen3:0.6b --lora reasoner/adapter.gguf --lora actor/adapter.gguf" in said
+    assert (target / "actor/adapter.gguf").read_bytes()[:4] == b"GGUF"
+    lines = (target / "actor/Modelfile").read_text().splitlines()
+    assert lines[:3] == ["FROM qwen3:0.6b", "ADAPTER ./adapter.gguf", "PARAMETER temperature 1"]
+    assert lines[3].startswith('SYSTEM """You are the Actor.')
+
+
+def test_what_cannot_be_written_as_gguf_is_told_before_anything_is_written(tmp_path, run, capsys):
+    pytest.importorskip("gguf")
+    copy, base = tmp_path / "run", tmp_path / "base"
+    shutil.copytree(run, copy)
+    shutil.copytree(TEACHING_BASE, base)
+    settings = yaml.safe_load((copy / "args.yaml").read_text())
+    (copy / "args.yaml").write_text(yaml.safe_dump({**settings, "model_name_or_path": str(base)}))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
+    assert export.main([str(copy), "--output", str(tmp_path / "team"), "--gguf", "x.gguf"]) == 2
+    assert "of the family 'gemma2'" in capsys.readouterr().err and not (tmp_path / "team").exists()
+    with pytest.raises(ConfigError, match="three double quotes"):
+        modelfile(AgentSpec("a", prompt='Say """.'), "x", 1.0)
 
 
 def test_intervals():

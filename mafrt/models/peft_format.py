@@ -444,8 +444,8 @@ def _layers(
     apart = {path for path in adapted if any(matches(f"{path}.weight", name) for name in parameters)}
     named = [f"{path}.weight" if path in apart else path for path in adapted]
     try:
-        ranks = _by_pattern(config.get("rank_pattern"), named, config["r"])
-        alphas = _by_pattern(config.get("alpha_pattern"), named, config["lora_alpha"])
+        ranks = by_pattern(config.get("rank_pattern"), named, config["r"])
+        alphas = by_pattern(config.get("alpha_pattern"), named, config["lora_alpha"])
     except PatternError as error:
         raise CheckpointError(
             f"{folder / CONFIG}: found a pattern of which {error}, expected the names of layers; write them out"
@@ -481,7 +481,7 @@ def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str
     return None
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, paths: Sequence[str], default: Any) -> list[Any]:
+def by_pattern(patterns: Mapping[str, Any] | None, paths: Sequence[str], default: Any) -> list[Any]:
     """PEFT's rule for each path: the first pattern that matches it or a dotted end of it. Raises PatternError."""
     values = list((patterns or {}).values())
     rows = full_matches([rf"(.*\.)?({pattern})" for pattern in patterns or {}], paths)

@@ -1,0 +1,107 @@
+"""Adapters as GGUF files, the format of llama.cpp and Ollama, each with an Ollama Modelfile.
+
+The layout is that of llama.cpp's `convert_lora_to_gguf.py`, which is in no package: `NAME.lora_a` [rank, in] and
+`NAME.lora_b` [out, rank] for each adapted layer, scaled by `adapter.lora.alpha` / rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mafrt.config.team import AgentSpec
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
+from mafrt.core.shipped import base_folder
+from mafrt.models.peft_format import by_pattern
+
+ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
+"""Family -> llama.cpp's name of it, of families whose linear layers it stores as they are, or reordered as below."""
+GGUF = "adapter.gguf"
+_LAYER = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+
+
+def check_gguf(base: str) -> Any:
+    """The configuration of a base whose adapters can be written.
+
+    Raises:
+        ConfigError: another family, or a base that cannot be read.
+        MissingExtraError: gguf is missing.
+    """
+    from transformers import AutoConfig
+
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(f"--gguf needs a package; {install('bases')}") from None
+    try:
+        config = AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"gguf is given, but the base {base} cannot be loaded ({type(error).__name__}); give the run its base "
+            "again, or leave gguf out."
+        ) from error
+    if config.model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"gguf is given, and the base {base} is of the family {config.model_type!r}; adapters of "
+            f"{', '.join(ARCHITECTURES)} can be written. Leave gguf out."
+        )
+    return config
+
+
+def write_gguf_adapter(target: Path, source: Path, base: str) -> None:
+    """Write a PEFT folder as one GGUF file. Raises ConfigError for a layer that llama.cpp adapts in no such way."""
+    import gguf
+    from safetensors.torch import load_file
+
+    config, given = check_gguf(base), json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+    kind = gguf.MODEL_ARCH[ARCHITECTURES[config.model_type]]
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    file = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[kind])
+    file.add_type(gguf.GGUFType.ADAPTER)
+    file.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    file.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(given["lora_alpha"]))
+    tensors = load_file(source / "adapter_model.safetensors")
+    layers = {name: found for name in tensors if (found := _LAYER.fullmatch(name)) is not None}
+    alphas = by_pattern(given.get("alpha_pattern"), [found["module"] for found in layers.values()], given["lora_alpha"])
+    scales = {name: alpha / given["lora_alpha"] for name, alpha in zip(layers, alphas, strict=True)}
+    for name, tensor in tensors.items():
+        found = layers.get(name)
+        place = names.get_name(f"{found['module']}.weight", try_suffixes=(".weight",)) if found else None
+        if found is None or place is None:
+            raise ConfigError(f"{source}: llama.cpp has no place for {name!r}; leave gguf out.")
+        weight = tensor.float()
+        if found["part"] == "B":  # the file has one alpha for all layers
+            weight = weight * scales[name]
+        if found["part"] == "B" and kind == gguf.MODEL_ARCH.LLAMA and found["module"].endswith((".q_proj", ".k_proj")):
+            # There llama.cpp rotates neighbours, transformers the two halves of a head.
+            query = found["module"].endswith(".q_proj")
+            heads = config.num_attention_heads if query else config.num_key_value_heads
+            weight = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        file.add_tensor(f"{place}.lora_{found['part'].lower()}", weight.contiguous().numpy())
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+def modelfile(agent: AgentSpec, base: str, temperature: float) -> str:
+    """Ollama's Modelfile of an agent. Raises ConfigError for a role prompt that it cannot hold."""
+    if '"""' in agent.prompt:
+        raise ConfigError(
+            f"the role prompt of {agent.name!r} holds three double quotes, which no Modelfile can; leave gguf out."
+        )
+    lines = [f"FROM {base}", f"ADAPTER ./{GGUF}", f"PARAMETER temperature {temperature:g}"]
+    return "\n".join([*lines, *([f'SYSTEM """{agent.prompt}"""'] if agent.prompt else []), ""])
+
+
+def served_by_llama(base: str, adapters: Iterable[str]) -> str:
+    """The command that serves adapters with llama.cpp; a request names its own, as `"lora": [{"id": 0, "scale": 1}]`."""
+    words = ["llama-server", "--model", base]
+    for name in adapters:
+        words += ["--lora", f"{name}/{GGUF}"]
+    return shlex.join([*words, "--lora-init-without-apply"])
