@@ -100,7 +100,7 @@ def modelfile(agent: AgentSpec, base: str, temperature: float) -> str:
 
 
 def served_by_llama(base: str, adapters: Iterable[str]) -> str:
-    """The command that serves adapters with llama.cpp; a request names its own, as `"lora": [{"id": 0, "scale": 1}]`."""
+    """The command that serves adapters with llama.cpp; a request names its own: `"lora": [{"id": 0, "scale": 1}]`."""
     words = ["llama-server", "--model", base]
     for name in adapters:
         words += ["--lora", f"{name}/{GGUF}"]
