@@ -7,6 +7,7 @@ import torch
 from helpers_models import ALL, add_random_adapter, tiny_base
 
 from mafrt.cpu import adapted_linear
+from mafrt.cpu import compute as cpu_compute
 from mafrt.cpu.library import library
 from mafrt.models import adapter_routing
 from mafrt.models.compute import reference
@@ -51,6 +52,34 @@ def test_results_are_those_of_the_layers_one_by_one(kind, monkeypatch):
         assert (own is None) == (theirs is None)
         if own is not None:
             assert float((own - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_many_adapters_are_computed_for_their_own_tokens_with_the_same_results(per_token, monkeypatch):
+    monkeypatch.setenv("MAFRT_KERNELS", "torch")
+    monkeypatch.setattr(cpu_compute, "pays", lambda dtype: False)
+    base = tiny_base("qwen2")
+    for n in range(5):
+        targets = ALL if n != 3 else ("q_proj", "up_proj")
+        add_random_adapter(base, f"a{n}", n + 1, 4.0, targets, seed=n)
+    index, train = torch.tensor([0, 0, 1, 2, 3, -1, 4, 4]), ["a0", "a2", "a3"]
+    index = index.unsqueeze(1).expand(-1, 9).contiguous() if per_token else index
+    used = []
+    by_runs = cpu_compute._adapted_by_runs
+    monkeypatch.setattr(cpu_compute, "_adapted_by_runs", lambda *given: used.append(given[3]) or by_runs(*given))
+    found = grads(base, train, index)
+    assert used and all(sorted(run)[:4] == [(-1, 9), (0, 18), (1, 9), (2, 9)] for run in used)
+    with reference():
+        expected = grads(base, train, index)
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    for own, theirs in zip(found[1], expected[1], strict=True):
+        assert (own is None) == (theirs is None)
+        if own is not None:
+            torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-4)
+    used.clear()
+    grads(base, train, torch.arange(27).view(3, 9) % 5)  # not side by side: by the reference
+    grads(base, train, torch.tensor([0, 0, 1, 2]))  # few
+    assert not used
 
 
 def test_a_layer_that_gets_another_input_is_computed_for_it():

@@ -188,6 +188,31 @@ def test_adapters_of_several_clients_share_micro_batches(served):
         np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(alone[1]), atol=1e-5)
 
 
+def test_sixteen_clients_at_once_cost_the_passes_of_one_with_all_rows(tmp_path):
+    server = serving(tiny_base(), tmp_path)
+    try:
+        trainer, rows = server.service.trainer, [datum(row[:-1], row[1:], weights=[1.0] * 23) for row in ROWS] * 16
+        counted = []
+        forward = trainer.base.forward
+        trainer.base.forward = lambda *given, **more: counted.append(given[0].shape) or forward(*given, **more)
+        for number in (1, 16):
+            clients = [Client(server, f"tml-{n}-of-{number}-clients") for n in range(number)]
+            models = [client.model(seed=n) for n, client in enumerate(clients)]
+            counted.clear()
+            with server.service.slots.training:  # the first round waits, and the others gather behind it
+                requests = [clients[0].begin_pass(clients[0].message(models[0], rows[:1]))]
+                time.sleep(0.1)
+                for n, (client, model) in enumerate(zip(clients, models, strict=True)):
+                    requests.append(client.begin_pass(client.message(model, rows[n::number])))
+            owners = [clients[0], *clients]
+            losses = [output(client.fetch(request))[0] for client, request in zip(owners, requests, strict=True)]
+            assert len(losses) == number + 1
+            assert len(counted) == 2, counted  # that of the first round, and one for all
+            assert sum(shape.numel() for shape in counted) == 23 * (len(rows) + 1)  # tokens, none computed twice
+    finally:
+        server.close()
+
+
 def test_several_targets_a_position_and_sparse_ones(served):
     client = Client(served)
     model, tokens = client.model(), ROWS[2][:5]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mafrt.cpu import low_rank, sample
 from mafrt.cpu.adapted_linear import link
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 class CpuCompute(Compute):
     """In bfloat16 by the kernels, in float32 where they pay (`library.pays`); anything else is the reference's."""
+
+    own_adapter_only = True
 
     def kernels(self, dtype: torch.dtype) -> str:
         return "c" if dtype in (torch.float32, torch.bfloat16) and pays(dtype) else "torch"
@@ -57,7 +60,8 @@ class CpuCompute(Compute):
     def adapted_linear(self, layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting) -> Tensor:
         context = layer.context
         if context.sharded or context.packed is None or not low_rank.serves(x.dtype, x.device.type):
-            return layer.adapted(x, routing)
+            runs = _runs(routing)
+            return layer.adapted(x, routing) if runs is None else _adapted_by_runs(layer, x, routing, runs)
         siblings = layer.faster.siblings
         if not siblings.serves():
             return layer.adapted(x, routing)
@@ -81,6 +85,45 @@ class CpuCompute(Compute):
         if self.kernels(logits.dtype) == "torch" or not sample.serves(logits):
             return super().sample(logits, temperatures, uniforms)
         return sample.sample(logits, temperatures, uniforms)
+
+
+FEWEST = 4
+"""Adapters of a pass from which on each is computed for its own tokens; of fewer, all for all tokens cost less."""
+
+
+def _runs(routing: AdapterRouting) -> list[tuple[int, int]] | None:
+    """(adapter, tokens) where each adapter's tokens are side by side; None: they are not, or the adapters are few."""
+    if len(routing.present) < FEWEST:
+        return None
+    if "runs" not in routing.kept:
+        adapters, counts = torch.unique_consecutive(routing.index.reshape(-1), return_counts=True)
+        each = routing.rows * routing.steps // routing.index.numel()
+        runs = list(zip(adapters.tolist(), (counts * each).tolist(), strict=True))
+        routing.kept["runs"] = runs if len(runs) <= 2 * len(routing.present) else None
+    found: list[tuple[int, int]] | None = routing.kept["runs"]
+    return found
+
+
+def _adapted_by_runs(
+    layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting, runs: list[tuple[int, int]]
+) -> Tensor:
+    """`StackedLoRALinear.adapted`, with the products of each adapter for its own tokens alone."""
+    out = layer.base_layer(x)
+    present = [k for k in routing.present if k in layer.pairs]
+    if not present:
+        return out
+    down, up = layer.stacked(routing, present, x.dtype)
+    ranks = [layer.ranks[k] for k in present]
+    pairs = dict(zip(present, zip(down.split(ranks), up.split(ranks, 1), strict=True), strict=True))
+    pieces = []
+    # Split and not sliced: the gradient of a slice is a tensor as large as the whole.
+    for (k, count), part in zip(runs, x.reshape(-1, layer.in_features).split([n for _, n in runs]), strict=True):
+        if k in pairs:
+            a, b = pairs[k]
+            pieces.append(F.linear(F.linear(part, a) * layer.scalings[k], b))
+        else:
+            pieces.append(part.new_zeros(count, layer.out_features))
+    return out + torch.cat(pieces).view(out.shape)
 
 
 if library() is not None:

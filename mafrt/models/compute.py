@@ -28,6 +28,9 @@ class Compute:
     A `base` is a `SharedBase`, a `layer` a `StackedLoRALinear`; their modules import this one.
     """
 
+    own_adapter_only = False
+    """whether a token of a mixed pass costs the products of its own adapter alone, and not those of all adapters"""
+
     def kernels(self, dtype: torch.dtype) -> str:
         """Whose kernels compute for a base in this number format, `torch` or `c`, for the record of a run."""
         return "torch"

@@ -96,8 +96,8 @@ class Trainer:
     def __init__(self, slots: AdapterSlots, *, micro_batch_tokens: int = 8192, round_tokens: int = 262_144) -> None:
         self.slots, self.base = slots, slots.base
         self.micro_batch_tokens, self.round_tokens = micro_batch_tokens, round_tokens
-        each = self.base.compute.kernels(self.base.model.dtype) != "torch"
-        self.mixed_tokens = micro_batch_tokens if each else MIXED_TOKENS.get(self.base.device.type, 4096)
+        own = self.base.compute.own_adapter_only
+        self.mixed_tokens = micro_batch_tokens if own else MIXED_TOKENS.get(self.base.device.type, 4096)
         self.micro_batches = self.mixed = 0
         """micro-batches so far, and those with several adapters"""
         self._jobs: queue.Queue[Job | None] = queue.Queue()
@@ -357,7 +357,7 @@ class Trainer:
             return {"grad_norm:mean": 0.0}
         parameters = self.base.adapter_parameters(adapter.slot)
         optimizer = adapter.optimizer
-        # All in a few blocks, for the way back: hundreds of small copies would take as long as the step.
+        # All at once, for the way back: hundreds of small copies would take as long as the step.
         kept = list(parameters)
         if optimizer is not None and optimizer.state:
             kept += [optimizer.state[p][name] for p in parameters for name in MOMENTS]
