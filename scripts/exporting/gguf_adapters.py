@@ -17,7 +17,6 @@ from mafrt.config.team import AgentSpec
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.shipped import base_folder
-from mafrt.models.peft_format import by_pattern
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """Family -> llama.cpp's name of it, of families whose linear layers it stores as they are, or reordered as below."""
@@ -57,6 +56,8 @@ def write_gguf_adapter(target: Path, source: Path, base: str) -> None:
     """Write a PEFT folder as one GGUF file. Raises ConfigError for a layer that llama.cpp adapts in no such way."""
     import gguf
     from safetensors.torch import load_file
+
+    from mafrt.models.peft_format import by_pattern
 
     config, given = check_gguf(base), json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
     kind = gguf.MODEL_ARCH[ARCHITECTURES[config.model_type]]
