@@ -64,11 +64,11 @@ def attention(device: str, batches: int = 12) -> dict[str, float]:
         for dtype, compute in ((torch.bfloat16, packed_attention.attend), (torch.float32, _reference_attention)):
             # The reference begins from the rounded numbers too.
             own = [t.to(device, torch.bfloat16).to(dtype).requires_grad_() for t in parts]
-            kept = None if past is None else tuple(t.to(torch.bfloat16).to(dtype) for t in past)
+            kept = None if past is None else (past[0].bfloat16().to(dtype), past[1].bfloat16().to(dtype))
             rows = PackedRows(packing, _rectangle, dim**-0.5, window, kept, True)
             if not packed_attention.serves(own[0].bfloat16(), rows):
                 break  # a window that cuts a beginning
-            out = compute(*own, rows)
+            out = compute(own[0], own[1], own[2], rows)
             results.append([out, *torch.autograd.grad((out * weight.to(dtype)).sum(), own)])
         for number, (ours, theirs) in enumerate(zip(*results, strict=True) if len(results) == 2 else ()):
             kind = "gradients" if number else "forward"
@@ -82,7 +82,7 @@ def attention(device: str, batches: int = 12) -> dict[str, float]:
 
 def _packed(
     draw: torch.Generator, seed: int, shape: tuple[int, int], device: str
-) -> tuple[Packing, tuple[Tensor, ...] | None]:
+) -> tuple[Packing, tuple[Tensor, Tensor] | None]:
     """Rows that partly begin alike; every other batch begins in a pass before."""
     rows, width, there, past = 9, 300, torch.device(device), None
     ids = torch.randint(3, 9, (3, width), generator=draw)[torch.randint(0, 3, (rows,), generator=draw)]
@@ -96,8 +96,10 @@ def _packed(
     if seed % 2:
         index = torch.where(torch.arange(width) < width // 4, -1, index[:, None])
         beginnings = SharedPrefixes.of(real, index, ids, there)
+        assert beginnings is not None
         tokens = len(beginnings.packing.take)
-        past = tuple(torch.randn(shape[0], tokens, shape[1], generator=draw).to(device) for _ in range(2))
+        keys, values = (torch.randn(shape[0], tokens, shape[1], generator=draw).to(device) for _ in range(2))
+        past = keys, values
     return pack(real, index, there, ids, beginnings=beginnings), past
 
 

@@ -12,7 +12,7 @@ Covered are Llama, Mistral without a window, Qwen2 and Qwen3. All of it is plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +253,8 @@ class LeanDecoder:
 
     def _look(self) -> None:
         """Make anew what depends on the rows and on the capacity."""
-        self._steps, self._recorded = 0, None
+        self._steps = 0
+        self._recorded: Callable[[], Tensor] | None = None
         capacity = self._keys[0].shape[2]
         dtype = self._keys[0].dtype
         # Numbers to add to the scores; a step opens one more position of each row.
