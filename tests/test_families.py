@@ -27,8 +27,8 @@ DOCS = Path(__file__).parents[1] / "bench" / "results" / "families.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->"
 AGENTS = ("ann", "bob")
 SAMPLE = (
-    "deepseek_v3", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "lfm2", "llama4_text", "mamba", "nemotron_h", "phi3",
-    "qwen3_5_text", "qwen3_next", "stablelm",
+    "deepseek_v3", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "laguna", "lfm2", "llama4_text", "mamba", "nemotron_h",
+    "phi3", "qwen3_5_text", "qwen3_next", "stablelm",
 )  # fmt: skip
 
 
@@ -157,6 +157,38 @@ def test_a_model_that_reads_later_tokens_is_refused():
     config = transformers.BertConfig(vocab_size=VOCAB, **shape)
     with pytest.raises(ModelError, match="no causal language model"):
         SharedBase(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer(), "bert")
+
+
+def test_a_model_whose_backward_pass_leaves_adapters_out_is_refused():
+    with pytest.raises(ModelError, match="no gradient reaches"):
+        SharedBase(tiny("reformer"), tiny_tokenizer(), "reformer")
+
+
+def test_layers_are_stored_under_the_name_that_peft_finds(tmp_path):
+    """It renames `shared_expert.` to `shared_experts.`, which its own pattern matches once more."""
+    from peft import PeftModel
+
+    spec = LoraSpec(targets=(r".*shared_experts\.(up|down)_proj",))
+    base = SharedBase(tiny("laguna"), tiny_tokenizer(), "laguna")
+    base.add_adapter("ann", spec, seed=0)
+    base.add_adapter("bob", spec, seed=0)
+    differ(base)
+    base.save_adapter("ann", tmp_path / "ann")
+    theirs = PeftModel.from_pretrained(tiny("laguna"), tmp_path / "ann").state_dict()
+    for path, (a, b) in base.adapter_layers("ann").items():
+        found = [value for key, value in theirs.items() if path in key.replace(".base_layer", "") and ".lora_" in key]
+        assert sorted(float(value.detach().sum()) for value in found) == pytest.approx(
+            sorted(float(p.detach().sum()) for p in (a, b))
+        )
+    base.load_adapter("bob", tmp_path / "ann")
+    assert torch.equal(*(torch.cat([p.flatten() for p in base.adapter_parameters(name)]) for name in AGENTS))
+
+
+def test_a_layer_that_peft_would_not_find_again_is_refused(monkeypatch):
+    base = tiny_base()
+    monkeypatch.setattr(type(base), "_stored", {"model.layers.0.self_attn.q_proj": ""})
+    with pytest.raises(ConfigError, match="PEFT would read under another name"):
+        base.add_adapter("ann", LoraSpec(targets=("q_proj",)), seed=0)
 
 
 def test_a_family_that_is_known_is_not_tried(monkeypatch):

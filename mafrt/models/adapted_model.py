@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,11 @@ class AdaptedModel:
         """
         if name in self.records:
             raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
+        if lost := next((path for path in layers if self._stored.get(path) == ""), None):
+            raise ConfigError(
+                f"adapter {name!r}: found the layer {lost}, which PEFT would read under another name; expected one that "
+                "it finds again; leave it out of --lora_targets"
+            )
         # Adapters are never removed, so the count is a stable index.
         index = len(self.records)
         # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.
@@ -275,7 +281,12 @@ class AdaptedModel:
     def stored_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """The same under the names that PEFT gives the layers (`peft_format.stems`)."""
         layers = self.adapter_layers(name)
-        return {stem: layers[path] for path, stem in stems(layers, self.fused).items()}
+        return {stem: layers[path] for path, stem in stems(layers, self.fused, self._stored).items()}
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        """As of `peft_format.names_in_checkpoints`."""
+        return peft_format.names_in_checkpoints(self.model, self.linear_paths())
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
@@ -321,7 +332,7 @@ class AdaptedModel:
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
         loaded = peft_format.read(
-            Path(folder), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
+            *(Path(folder), self._stored), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
         )
         if name in self.records:
             peft_format.refuse_other_shape(self.records[name], loaded, name=name)

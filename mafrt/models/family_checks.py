@@ -98,6 +98,11 @@ def settle(base: Any) -> None:
             "perhaps scaled or capped; such models cannot be trained here"
         )
     base.unrouted = _unrouted(base, ids)
+    if not _learns(base, ids):
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}): no gradient reaches its linear layers, since its backward pass is "
+            "one of its own; such models cannot be trained here"
+        )
     base.fused = _of_interface(base, ids)
     if base.packs:
         expected = _states(base, ids)
@@ -129,6 +134,28 @@ def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
         for handle in handles:
             handle.remove()
     return frozenset(path for path in linears if seen.get(path) != ids.numel())
+
+
+def _learns(base: Any, ids: Tensor) -> bool:
+    """Whether a gradient reaches the linear layers on which adapters may act."""
+    added: list[Tensor] = []
+
+    def add(module: nn.Module, given: tuple[Any, ...], out: Any) -> Any:
+        if not isinstance(out, Tensor):  # of a router
+            return out
+        added.append(torch.zeros((), dtype=out.dtype, device=out.device, requires_grad=True))
+        return out + added[-1]
+
+    handles = [base.model.get_submodule(path).register_forward_hook(add) for path in base.linear_paths()]
+    try:
+        with torch.enable_grad():
+            states = base.forward(ids[:1], None, torch.tensor([-1])).float().square().sum()
+            if not states.requires_grad:
+                return not added
+            return any(each is not None for each in torch.autograd.grad(states, added, allow_unused=True))
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+ENDING = ".lora_A.weight"
+"""of the key of a layer's A"""
 UNLIKE_PLAIN_LORA = (
     "use_dora",
     "use_qalora",
@@ -93,7 +95,30 @@ def matches(path: str, target: str) -> bool:
     return path == target or path.endswith("." + target)
 
 
-def stems(paths: Collection[str], experts: Collection[str]) -> dict[str, str]:
+def names_in_checkpoints(model: Any, paths: Collection[str]) -> dict[str, str]:
+    """Path -> its name in the family's checkpoints, of layers that PEFT finds under that name only; empty: under none.
+
+    PEFT renames what it reads as transformers renames a checkpoint. A rule for `shared_expert.` may match the
+    `shared_experts.` that it makes, so that the name in memory would be renamed once more.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+    back = [rule.reverse_transform() for rule in reversed(rules)]
+    names = {}
+    for path in paths if rules else ():
+        key = path + ENDING
+        read, _ = rename_source_key(key, rules, [])
+        # PEFT itself takes back what only cuts a beginning off.
+        if not key.endswith(read):
+            stored, _ = rename_source_key(key, back, [])
+            fits = rename_source_key(stored, rules, [])[0] == key
+            names[path] = stored.removesuffix(ENDING) if fits else ""
+    return names
+
+
+def stems(paths: Collection[str], experts: Collection[str], stored: Mapping[str, str]) -> dict[str, str]:
     """Path -> the name under which PEFT keeps an adapter of these paths.
 
     A module whose parameters are targeted is wrapped once for each, the first innermost.
@@ -101,12 +126,13 @@ def stems(paths: Collection[str], experts: Collection[str]) -> dict[str, str]:
     Args:
         paths: of linear layers and of parameters.
         experts: the paths of parameters, in the order of the model.
+        stored: as of `names_in_checkpoints`.
     """
     targeted: dict[str, list[str]] = {}
     for path in experts:
         if path in paths:
             targeted.setdefault(path.rpartition(".")[0], []).append(path)
-    names = {path: path for path in paths}
+    names = {path: stored.get(path, path) for path in paths}
     for module, own in targeted.items():
         names |= {path: module + ".base_layer" * depth for depth, path in enumerate(reversed(own))}
     return names
@@ -243,8 +269,12 @@ def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths, fuse
     return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
 
-def read(folder: Path, *, base_name: str, linear_paths: LinearPaths, experts: FusedPaths) -> PeftFolder:
+def read(
+    folder: Path, stored: Mapping[str, str], *, base_name: str, linear_paths: LinearPaths, experts: FusedPaths
+) -> PeftFolder:
     """Read and check a PEFT folder; its own `adapter_config.json` says which shape it has.
+
+    `stored` as of `names_in_checkpoints`; the folder may have the names in memory, too.
 
     Raises:
         CheckpointError: it is missing, corrupt, not LoRA as computed here, or made for another base.
@@ -252,7 +282,9 @@ def read(folder: Path, *, base_name: str, linear_paths: LinearPaths, experts: Fu
     config, tensors = _read_files(folder)
     _refuse_unlike(config, folder, experts)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
-    layers = _layers(base_name, linear_paths, experts, config, tensors, folder)
+    renamed = {key: new for path, name in stored.items() for key, new in zip(keys(path), keys(name), strict=True)}
+    tensors = {renamed.get(key, key): tensor for key, tensor in tensors.items()}
+    layers = _layers(base_name, linear_paths, experts, config, tensors, folder, stored)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
     return PeftFolder(folder, shape, tensors)
 
@@ -400,6 +432,7 @@ def _layers(
     config: dict[str, Any],
     tensors: Mapping[str, Tensor],
     folder: Path,
+    stored: Mapping[str, str],
 ) -> dict[str, tuple[int, float]]:
     """Path -> (rank, scaling) of every adapted layer: layers from the tensors, scaling from the config."""
     shapes, where = linear_paths, folder / WEIGHTS
@@ -408,7 +441,7 @@ def _layers(
     hint = "load it on the base it was trained on" + (f" ({trained_on})" if trained_on else "")
     parameters = [str(name) for name in config.get("target_parameters") or ()]
     fused = [path for path in experts if any(matches(path, name) for name in parameters)]
-    stem_of = {**{path: path for path in shapes}, **stems(fused, experts)}
+    stem_of = {**{path: stored.get(path, path) for path in shapes}, **stems(fused, experts, stored)}
     path_of = {stem: path for path, stem in stem_of.items()}
     paths, of_lora = set(fused), re.compile(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight")
     for key in sorted(tensors):
