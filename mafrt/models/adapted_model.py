@@ -232,8 +232,8 @@ class AdaptedModel:
             raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
         if lost := next((path for path in layers if self._stored.get(path) == ""), None):
             raise ConfigError(
-                f"adapter {name!r}: found the layer {lost}, which PEFT would read under another name; expected one that "
-                "it finds again; leave it out of --lora_targets"
+                f"adapter {name!r}: found the layer {lost}, which PEFT would read under another name; expected one "
+                "that it finds again; leave it out of --lora_targets"
             )
         # Adapters are never removed, so the count is a stable index.
         index = len(self.records)

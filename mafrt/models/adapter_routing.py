@@ -27,18 +27,33 @@ class AdapterRouting:
     """`[rows]` or `[rows, steps]` on the CPU: the adapter of each row or token, -1 for none"""
     train: frozenset[int] | None = None
     """adapters that get gradients; None: all"""
+    whole: Tensor | None = None
+    """`[rows, tokens]` on the CPU: of the rows up to here, for layers that read anew what a cache has compressed"""
     present: tuple[int, ...] = field(init=False)
     """adapters of the batch, ascending"""
     masks: dict[Layout, Tensor] = field(default_factory=dict)
     """by layout, shared by the layers that have it"""
     kept: dict[object, Any] = field(default_factory=dict)
     """what a faster form derives from this routing once for all layers"""
+    _of_last: dict[int, AdapterRouting] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.present = tuple(k for k in torch.unique(self.index).tolist() if k >= 0)
 
     def learns(self, adapter: int) -> bool:
         return self.train is None or adapter in self.train
+
+    def over(self, tokens: int) -> AdapterRouting:
+        """The routing of a layer that sees this many tokens. Raises ValueError for another number than is known."""
+        if tokens == self.rows * self.steps:
+            return self
+        steps, rest = divmod(tokens, self.rows)
+        if self.whole is None or rest or steps > self.whole.shape[1]:
+            raise ValueError(f"found {tokens} tokens in a layer, expected {self.rows} x {self.steps}")
+        if steps not in self._of_last:
+            # A sliding window keeps the last ones.
+            self._of_last[steps] = AdapterRouting(self.rows, steps, self.whole[:, -steps:], self.train)
+        return self._of_last[steps]
 
     def mask(self, layout: Layout, like: Tensor) -> Tensor:
         """`[rows, 1 or steps, sum of ranks]`: an adapter's scaling where a rank is the token's adapter's, else 0."""

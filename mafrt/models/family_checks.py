@@ -100,8 +100,8 @@ def settle(base: Any) -> None:
     base.unrouted = _unrouted(base, ids)
     if not _learns(base, ids):
         raise ModelError(
-            f"{base.name} ({base.config.model_type}): no gradient reaches its linear layers, since its backward pass is "
-            "one of its own; such models cannot be trained here"
+            f"{base.name} ({base.config.model_type}): no gradient reaches its linear layers, since its backward pass "
+            "is one of its own; such models cannot be trained here"
         )
     base.fused = _of_interface(base, ids)
     if base.packs:
@@ -114,26 +114,32 @@ def settle(base: Any) -> None:
             base.unpack()
 
 
-def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
-    """Linear layers that are not called with every token, so that no adapter can act on them by token: experts of
-    which each sees a few, weights that a kernel reads past their module, groups of channels."""
-    linears, seen = base.linear_paths(), dict[str, int]()
+@contextmanager
+def tokens_seen(base: Any) -> Iterator[dict[str, list[int]]]:
+    """Within it, the numbers of tokens that each linear layer is called with are noted by its path."""
+    linears, seen = base.linear_paths(), dict[str, list[int]]()
 
     def hook(path: str) -> Callable[..., None]:
         def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-            tokens = given[0].numel() // linears[path][0] if given else 0
-            seen[path] = min(tokens, seen.get(path, tokens))
+            seen.setdefault(path, []).append(given[0].numel() // linears[path][0] if given else 0)
 
         return note
 
     handles = [base.model.get_submodule(path).register_forward_pre_hook(hook(path)) for path in linears]
     try:
-        # Rows of their own, which a batch that is not packed lays out as it is.
-        base.forward(ids, None, torch.full((len(ids),), -1))
+        yield seen
     finally:
         for handle in handles:
             handle.remove()
-    return frozenset(path for path in linears if seen.get(path) != ids.numel())
+
+
+def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
+    """Linear layers that are not called with every token, so that no adapter can act on them by token: experts of
+    which each sees a few, weights that a kernel reads past their module, groups of channels."""
+    with tokens_seen(base) as seen:
+        # Rows of their own, which a batch that is not packed lays out as it is.
+        base.forward(ids, None, torch.full((len(ids),), -1))
+    return frozenset(path for path in base.linear_paths() if min(seen.get(path, [0])) != ids.numel())
 
 
 def _learns(base: Any, ids: Tensor) -> bool:

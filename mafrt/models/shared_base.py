@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -331,13 +332,14 @@ class SharedBase(AdaptedModel):
     def read(self, ids: Tensor, index: Tensor, cache: Any = None, position: int = 0) -> tuple[Tensor, Any]:
         """Hidden states `[B, T, d]` of unpadded rows, and the model's own cache after them, of whatever kind it is.
 
-        `ids` `[B, T]` go on from rows of `position` tokens in `cache`; None: they are beginnings. `index` as of
-        `forward`.
+        `ids` `[B, T]` go on from rows of `position` tokens in `cache`; None: they are beginnings. `index`
+        `[B, position + T]`: the adapter of each token of the rows.
         """
         rows, steps = ids.shape
         cached: dict[str, Any] = {} if cache is None else {self._cache_name: cache}
         places = torch.arange(position, position + steps, device=ids.device).expand(rows, steps)
-        with self.context.use(self._routing_for(index.cpu(), rows, steps, None)):
+        routing = self._routing_for(index[:, position:].cpu(), rows, steps, None)
+        with self.context.use(None if routing is None else replace(routing, whole=index.cpu())):
             out = self.inner(**self._taken({"input_ids": ids, "position_ids": places, "use_cache": True, **cached}))
         return out[0], getattr(out, self._cache_name)
 
