@@ -20,6 +20,7 @@ from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.models import family_checks
 from mafrt.models.shared_base import SharedBase
 
@@ -132,22 +133,48 @@ def test_a_family_learns_with_default_settings(model_type, tmp_path):
 
 def test_ways_of_decoding_agree_with_each_other():
     """Rows that leave at different times, prompts of unequal length, an adapter each."""
-    from mafrt.engines.local.own_cache import ModelCachePrompts
-
     base = tiny_base()
     for seed, name in enumerate(AGENTS):
         base.add_adapter(name, LoraSpec(), seed=seed)
     differ(base)
     asked = requests(list(range(20, 31)), 1.0)
     expected = LocalEngine(base, eos_ids=()).generate(asked)
-    for cached in (True, False):
+    for cached, aligned in ((True, True), (True, False), (False, False)):
         engine = LocalEngine(base, eos_ids=(), decoding="expanded")
-        engine.transcripts = ModelCachePrompts(base, cached)
+        engine.transcripts = ModelCachePrompts(base, cached, aligned)
         assert engine.decoding == ("own cache" if cached else "no cache")
         found = engine.generate(asked)
         assert [each.ids for each in found] == [each.ids for each in expected]
         for one, other in zip(found, expected, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+OWN_CACHE = ("qwen3_5_text", *(pytest.param(n, marks=pytest.mark.slow) for n in ("deepseek_v3", "doge", "lfm2", "rwkv")))
+"""recurrence beside attention; compressed keys; the same in a window; convolutions; a cache that is not known"""
+
+
+@pytest.mark.parametrize("model_type", OWN_CACHE)
+@pytest.mark.parametrize("invocation", [None, (21, 22)])
+def test_rows_join_and_leave_a_batch_of_the_models_own_cache(model_type, invocation):
+    base = SharedBase(tiny(model_type), tiny_tokenizer(), model_type)
+    for seed, name in enumerate(AGENTS):
+        layers = dict.fromkeys(base.match_targets(name, ["all-linear"]), (4, 2.0))
+        base.place_adapter(name, 4, 8, layers, seed=seed, invocation=invocation)
+    differ(base)
+    asked = dict(enumerate(requests([20, 19, 21, 22, 20, 23, 21, 22, 30, 31, 32], 1.0)))
+    engine, plain = LocalEngine(base, eos_ids=()), LocalEngine(base, eos_ids=())
+    plain.transcripts = ModelCachePrompts(base, cached=False)
+    expected = plain.generate([*asked.values()])
+    assert engine.decoding == ("no cache" if model_type == "rwkv" else "own cache")
+    found = {}
+    batch = engine.begin({n: asked[n] for n in range(4)})
+    for wave in ((4, 5, 6), (7, 8), (), (), (), (), (), ()):
+        found |= dict(engine.step(batch)) if batch.live else {}
+        if wave:
+            engine.join(batch, {n: asked[n] for n in wave})
+    assert [found[n].ids for n in asked] == [each.ids for each in expected]
+    for n, each in enumerate(expected):
+        assert found[n].logprobs == pytest.approx(each.logprobs, abs=1e-4)
 
 
 def test_a_model_that_reads_later_tokens_is_refused():

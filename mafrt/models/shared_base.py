@@ -329,18 +329,34 @@ class SharedBase(AdaptedModel):
 
     __call__ = forward
 
-    def read(self, ids: Tensor, index: Tensor, cache: Any = None, position: int = 0) -> tuple[Tensor, Any]:
-        """Hidden states `[B, T, d]` of unpadded rows, and the model's own cache after them, of whatever kind it is.
+    def read(
+        self,
+        ids: Tensor,
+        index: Tensor,
+        cache: Any = None,
+        positions: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Hidden states `[B, T, d]` of rows, and the model's own cache after them, of whatever kind it is.
 
-        `ids` `[B, T]` go on from rows of `position` tokens in `cache`; None: they are beginnings. `index`
-        `[B, position + T]`: the adapter of each token of the rows.
+        Args:
+            ids: `[B, T]`; they go on from the rows in `cache`. None: they are beginnings.
+            index: `[B, past + T]` on the CPU: the adapter of each token of the rows.
+            positions: `[B, T]` of the ids; None: counted from the first real token.
+            real: `[B, past + T]`, 0 for padding, which stands on the left; None: there is none.
         """
         rows, steps = ids.shape
         cached: dict[str, Any] = {} if cache is None else {self._cache_name: cache}
-        places = torch.arange(position, position + steps, device=ids.device).expand(rows, steps)
-        routing = self._routing_for(index[:, position:].cpu(), rows, steps, None)
-        with self.context.use(None if routing is None else replace(routing, whole=index.cpu())):
-            out = self.inner(**self._taken({"input_ids": ids, "position_ids": places, "use_cache": True, **cached}))
+        if positions is None and real is not None:
+            positions = (real.cumsum(1) - 1).clamp_(min=0)[:, -steps:]
+        elif positions is None:
+            positions = torch.arange(steps, device=ids.device).expand(rows, steps)
+        given = {"input_ids": ids, "position_ids": positions, "use_cache": True, **cached}
+        if real is not None:
+            given["attention_mask"] = real
+        routing = self._routing_for(index[:, -steps:], rows, steps, None)
+        with self.context.use(None if routing is None else replace(routing, whole=index)):
+            out = self.inner(**self._taken(given))
         return out[0], getattr(out, self._cache_name)
 
     def _states(self, **given: Any) -> Tensor:

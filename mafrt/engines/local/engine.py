@@ -50,6 +50,9 @@ class LocalEngine:
     True
     """
 
+    joins = True
+    """whether further requests may join a running batch"""
+
     def __init__(
         self,
         base: SharedBase,
@@ -145,11 +148,6 @@ class LocalEngine:
             ids = request.sampling.stop_ids
             self._grammar(request.sampling.schema, self._eos if ids is None else frozenset(ids))
 
-    @property
-    def joins(self) -> bool:
-        """Whether further requests may join a running batch."""
-        return not isinstance(self.transcripts, ModelCachePrompts)
-
     def check(self, request: Request) -> None:
         """Raise PromptTooLongError or ConfigError for a request that cannot be sampled."""
         self._check(0, request)
@@ -161,7 +159,7 @@ class LocalEngine:
 
     @torch.no_grad()
     def join(self, batch: RunningBatch, requests: Mapping[int, Request]) -> None:
-        """Add requests to a running batch; only where `joins`."""
+        """Add requests to a running batch."""
         batch.join(_side_by_side(_groups(requests)), requests)
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Decoding with the cache that a model makes for itself, or with none: of any causal language model.
 
-Recurrent and convolution states, compressed keys and whatever comes next year have no common layout, so rows are kept
-together only while they are equally long: prompts of one length are read in one pass, without padding or masks, and the
-rows that continue them have one cache. A model whose cache cannot be taken apart reads its rows anew for every token.
+Where a cache's layers are known (`mafrt.models.cache_rows`), rows of any length are one batch, with padding on the left.
+Whatever comes next year has no layout known here: rows are then kept together only while they are equally long, without
+padding or masks. A model whose cache cannot be taken apart reads its rows anew for every token.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models.cache_rows import side_by_side
 from mafrt.models.decoder import ExpandedDecoder
 from mafrt.models.family_checks import KNOWN, close, tokens_seen
-from mafrt.models.kv_cache import PREFILL_TOKENS
+from mafrt.models.kv_cache import PREFILL_TOKENS, chunked
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -29,16 +31,23 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Part:
-    """Rows of one length."""
+    """Rows that one pass reads. They end together, the shorter ones with padding on the left."""
 
     rows: list[int]
-    length: int
+    ids: Tensor
+    """`[rows, span]`"""
+    index: Tensor
+    """`[rows, span]` on the CPU: adapter of each token"""
+    lengths: Tensor
+    """`[rows]`: tokens of each"""
+    real: Tensor | None
+    """`[rows, span]`: 1 where there is no padding; None: there is none"""
     cache: Any
     """the model's; None: `ids` are read anew"""
-    ids: Tensor
-    """`[rows, length]`"""
-    index: Tensor
-    """`[rows, length]`: adapter of each token"""
+
+    @property
+    def span(self) -> int:
+        return int(self.index.shape[1])
 
 
 class ModelCachePrompts:
@@ -47,10 +56,12 @@ class ModelCachePrompts:
     Args:
         base: the model and its adapters.
         cached: whether its cache is kept; else rows are read anew.
+        aligned: whether rows of different length are read together, which needs a cache that is known
+            (`mafrt.models.cache_rows`).
     """
 
-    def __init__(self, base: SharedBase, cached: bool) -> None:
-        self.base, self.cached = base, cached
+    def __init__(self, base: SharedBase, cached: bool, aligned: bool = False) -> None:
+        self.base, self.cached, self.aligned = base, cached, aligned
         self.parts: list[Part] = []
 
     def prefill(
@@ -63,21 +74,27 @@ class ModelCachePrompts:
             adapters: index of each prompt's adapter.
             starts: position from which it acts.
         """
-        read, states = ModelCachePrompts(self.base, self.cached), dict[int, Tensor]()
-        for places in _of_one_length(prompts, PREFILL_TOKENS.get(self.base.device.type, 16384)):
-            ids = torch.tensor([list(prompts[place]) for place in places], device=self.base.device)
-            index = torch.tensor([[adapters[place]] * ids.shape[1] for place in places])
+        base, read = self.base, ModelCachePrompts(self.base, self.cached, self.aligned)
+        states = dict[int, Tensor]()
+        budget = PREFILL_TOKENS.get(base.device.type, 16384)
+        sizes = [len(prompt) for prompt in prompts]
+        for places in chunked(sizes, budget) if self.aligned else _of_one_length(prompts, budget):
+            lengths = torch.tensor([sizes[place] for place in places])
+            span = int(lengths.max())
+            ids, index = torch.full((len(places), span), base.pad_id), torch.full((len(places), span), -1)
             for row, place in enumerate(places):
-                index[row, : starts[place]] = -1
-            hidden, cache = self._read(ids, index)
+                ids[row, span - sizes[place] :] = torch.tensor(list(prompts[place]))
+                index[row, span - sizes[place] + starts[place] :] = adapters[place]
+            ids, real = ids.to(base.device), None
+            if int(lengths.min()) < span:
+                real = (torch.arange(span) >= (span - lengths).unsqueeze(1)).long().to(base.device)
+            if self.cached:
+                hidden, cache = base.read(ids, index, real=real)
+            else:
+                hidden, cache = base.forward(ids, None, index), None
             states |= {place: hidden[row, -1] for row, place in enumerate(places)}
-            read.parts.append(Part(places, ids.shape[1], cache, ids, index))
+            read.parts.append(Part(places, ids, index, lengths.to(base.device), real, cache))
         return torch.stack([states[place] for place in range(len(prompts))]), read
-
-    def _read(self, ids: Tensor, index: Tensor) -> tuple[Tensor, Any]:
-        if self.cached:
-            return self.base.read(ids, index)
-        return self.base.forward(ids, None, index), None
 
     def decoder(self, owner: Sequence[int]) -> ModelCacheDecoder:
         """Rows that go on from these prompts; row n from prompt `owner[n]`."""
@@ -85,15 +102,23 @@ class ModelCachePrompts:
         for part in self.parts:
             rows = [row for row, prompt in enumerate(owner) if prompt in part.rows]
             take = torch.tensor([part.rows.index(owner[row]) for row in rows], dtype=torch.long)
-            parts.append(_select(copy.copy(part), take, rows))
-        return ModelCacheDecoder(self.base, parts)
+            if rows:
+                parts.append(_select(copy.copy(part), take, rows))
+        return ModelCacheDecoder(self.base, [_together(parts)] if self.aligned else parts, self)
+
+    def with_others(self, others: ModelCachePrompts) -> ModelCachePrompts:
+        """The prompts of both, those of `others` counted on."""
+        both, before = copy.copy(self), sum(len(part.rows) for part in self.parts)
+        counted = [replace(part, rows=[before + row for row in part.rows]) for part in others.parts]
+        both.parts = [*self.parts, *counted]
+        return both
 
 
 class ModelCacheDecoder:
     """One batch in the middle of its generation."""
 
-    def __init__(self, base: SharedBase, parts: Sequence[Part]) -> None:
-        self.base, self.parts = base, [part for part in parts if part.rows]
+    def __init__(self, base: SharedBase, parts: Sequence[Part], prompts: ModelCachePrompts) -> None:
+        self.base, self.parts, self._prompts = base, list(parts), prompts
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it."""
@@ -104,8 +129,11 @@ class ModelCacheDecoder:
                 part.ids = torch.cat((part.ids, new), 1)
                 hidden = self.base.forward(part.ids, None, part.index)
             else:
-                hidden, part.cache = self.base.read(new, part.index, part.cache, part.length)
-            part.length += 1
+                if part.real is not None:
+                    part.real = functional.pad(part.real, (0, 1), value=1)
+                at = part.lengths.unsqueeze(1)
+                hidden, part.cache = self.base.read(new, part.index, part.cache, at, part.real)
+            part.lengths = part.lengths + 1
             states |= {place: hidden[row, -1] for row, place in enumerate(part.rows)}
         return torch.stack([states[place] for place in range(len(tokens))])
 
@@ -117,17 +145,23 @@ class ModelCacheDecoder:
             _select(part, torch.tensor(take, dtype=torch.long), [place[part.rows[number]] for number in take])
         self.parts = [part for part in self.parts if part.rows]
 
+    def folded(self) -> ModelCachePrompts:
+        """Every row, own tokens included, as a prompt of its own. This decoder is at its end then."""
+        folded = copy.copy(self._prompts)
+        folded.parts = self.parts
+        return folded
+
 
 @torch.no_grad()
 def way_of(base: SharedBase) -> TranscriptCache | ModelCachePrompts:
     """The first way of reading prompts and going on from them that computes what the model computes on whole rows.
 
-    Keys and values in a common layout; else the model's own cache; else every row anew.
+    Keys and values in a common layout; else the model's own cache, of rows of any length or of one; else every row anew.
     """
     common = TranscriptCache(base)
     if base.config.model_type in KNOWN:
         return common
-    for way in (common, ModelCachePrompts(base, cached=True)):
+    for way in (common, ModelCachePrompts(base, True, True), ModelCachePrompts(base, True)):
         try:
             if _agrees(base, way):
                 return way
@@ -167,11 +201,29 @@ def _agrees(base: SharedBase, way: TranscriptCache | ModelCachePrompts, steps: i
 
 def _select(part: Part, take: Tensor, rows: list[int]) -> Part:
     """Leave the rows `take` of a part (with repetition, if asked for), as `rows` of the batch."""
+    there = take.to(part.ids.device)
     if part.cache is not None and len(take):
-        part.cache.reorder_cache(take.to(part.ids.device))
+        part.cache.reorder_cache(there)
     part.rows, part.index = rows, part.index[take]
-    part.ids = part.ids[take.to(part.ids.device)]
+    part.ids, part.lengths = part.ids[there], part.lengths[there]
+    part.real = None if part.real is None else part.real[there]
     return part
+
+
+def _together(parts: Sequence[Part]) -> Part:
+    """The rows of all parts in one."""
+    if len(parts) == 1:
+        return parts[0]
+    span = max(part.span for part in parts)
+    real = [part.ids.new_ones(part.index.shape) if part.real is None else part.real for part in parts]
+    return Part(
+        [row for part in parts for row in part.rows],
+        torch.cat([part.ids[:, -1:] for part in parts]),  # those before are in the cache
+        torch.cat([functional.pad(part.index, (span - part.span, 0), value=-1) for part in parts]),
+        torch.cat([part.lengths for part in parts]),
+        torch.cat([functional.pad(each, (span - each.shape[1], 0)) for each in real]),
+        side_by_side([part.cache for part in parts], [part.span for part in parts]),
+    )
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]], budget: int) -> list[list[int]]:

@@ -115,14 +115,17 @@ class RunningBatch:
         return ended
 
     def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
-        """Add requests to the batch, whose keys and values must have the common layout."""
+        """Add requests to the batch."""
         rows, owner, prompts, logits = self._prefilled(groups, requests)
         decoder = self._made_decoder()
         if len(self._live) < len(self.rows):
             self._logits = self._logits[self._compact()]
-        assert isinstance(prompts, PromptKV), "a model's own cache takes no further rows"
         # Layer by layer from one form into the next, so that keys and values are hardly ever held twice.
-        prompts = joined(cast(FoldingDecoder, decoder).folded(), prompts)
+        before_it = cast(FoldingDecoder, decoder).folded()
+        if isinstance(prompts, ModelCachePrompts):
+            prompts = cast(ModelCachePrompts, before_it).with_others(prompts)
+        else:
+            prompts = joined(cast(PromptKV, before_it), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
         # Sorted anew, since the decoder needs rows of one adapter side by side.
