@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -160,3 +161,23 @@ def tiny(model_type: str, seed: int = 0) -> Any:
             if parameter.dim() >= 2:
                 parameter.mul_(3.0)
     return model.float().eval()
+
+
+class _Double:
+    """torch, but that float32 is float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def in_double(monkeypatch: Any, model_type: str) -> Any:
+    """A tiny model in float64 throughout: transformers computes norms, positions and recurrences in float32."""
+    model = tiny(model_type).double()
+    model.set_experts_implementation("eager")  # its grouped products know no float64
+    for module in {type(part).__module__ for part in model.modules()}:
+        if hasattr(sys.modules[module], "torch"):
+            monkeypatch.setattr(sys.modules[module], "torch", _Double())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    return model

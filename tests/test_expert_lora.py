@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers_families import VOCAB, tiny
+from helpers_families import VOCAB, in_double, tiny
 from helpers_models import ALL, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
@@ -84,6 +84,39 @@ def test_values_and_gradients_are_those_of_peft_with_one_adapter_after_the_other
                 # A recurrence in float32 differs more from itself, where rows stand in another batch.
                 bound = (1e-4 if family == RECURRENT else 1e-5) * max(1.0, float(grad.abs().max()))
                 assert (grad - parameter.grad).abs().max() <= bound, stem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_next", RECURRENT, "gpt_oss"])
+def test_in_float64_gradients_are_those_of_peft_up_to_rounding(family, tmp_path, monkeypatch):
+    """What a recurrence differs by in float32 is rounding."""
+    from peft import PeftModel
+
+    ids, saved = batch(), SharedBase(tiny(family), tiny_tokenizer(), family)
+    shapes = {"a": LoraSpec(rank=2, alpha=8), "b": LoraSpec(rank=8, alpha=16)}
+    for name, spec in shapes.items():
+        saved.add_adapter(name, spec, seed=len(name))
+    draw(saved, "ab")
+    for name in shapes:
+        saved.save_adapter(name, tmp_path / name)
+    base = SharedBase(in_double(monkeypatch, family), tiny_tokenizer(), family)
+    for name in shapes:
+        base.load_adapter(name, tmp_path / name)
+        for parameter in base.adapter_parameters(name):
+            parameter.data = parameter.data.double()
+    rows = (0, 1, -1, 0, 1)
+    learnt(base, ids, rows)
+    for number, name in enumerate(shapes):
+        own = [row for row, adapter in enumerate(rows) if adapter == number]
+        plain = in_double(monkeypatch, family)
+        model = PeftModel.from_pretrained(plain, tmp_path / name, is_trainable=True).eval().double()
+        chosen(model(input_ids=ids[own]).logits, ids[own]).sum().backward()
+        theirs = {path.replace(".default", ""): p.grad for path, p in model.named_parameters() if p.requires_grad}
+        for stem, pair in base.stored_layers(name).items():
+            for part, parameter in zip(("lora_A", "lora_B"), pair, strict=True):
+                grad = theirs[f"base_model.model.{stem}.{part}.weight"]
+                assert grad.dtype == torch.float64
+                assert (grad - parameter.grad).abs().max() <= 1e-9 * max(1.0, float(grad.abs().max())), stem
 
 
 def test_a_batch_of_several_is_a_pass_for_each():

@@ -149,7 +149,10 @@ def test_ways_of_decoding_agree_with_each_other():
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-OWN_CACHE = ("qwen3_5_text", *(pytest.param(n, marks=pytest.mark.slow) for n in ("deepseek_v3", "doge", "lfm2", "rwkv")))
+OWN_CACHE = (
+    "qwen3_5_text",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("deepseek_v3", "doge", "lfm2", "rwkv")),
+)
 """recurrence beside attention; compressed keys; the same in a window; convolutions; a cache that is not known"""
 
 

@@ -189,8 +189,8 @@ def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
     `ends` `[groups]` int32: behind the last row of each group.
     """
-    # The grouped product reads 16 bytes at a time.
-    fits = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
+    # The grouped product reads 16 bytes at a time, and knows no float64.
+    fits = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:]) and x.dtype != torch.float64
     if fits and hasattr(F, "grouped_mm"):
         return F.grouped_mm(x, weights, offs=ends)
     bounds = [0, *ends.tolist()]

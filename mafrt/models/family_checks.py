@@ -112,6 +112,7 @@ def settle(base: Any) -> None:
         if found is None or not (close(found[0, :6], expected[0, :6]) and close(found[1], expected[1])):
             log.info("%s: rows are padded and not packed, since its layers see neighbours otherwise", base.name)
             base.unpack()
+    base.continues = not base.packs and not base.through_head and _continues(base, ids)
 
 
 @contextmanager
@@ -193,6 +194,16 @@ def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
 def _of_model(base: Any, ids: Tensor) -> Tensor | None:
     """The model's own logits of each row alone."""
     return _tried(lambda: torch.cat([base.model(input_ids=row.unsqueeze(0)).logits for row in ids]))
+
+
+def _continues(base: Any, ids: Tensor) -> bool:
+    """Whether rows may go on from a beginning that they share."""
+    from mafrt.models import shared_beginnings
+
+    rows = torch.stack((ids[0], torch.cat((ids[0, :6], ids[1, 6:])), ids[1]))
+    real, index = torch.ones(rows.shape, dtype=torch.bool), torch.full((len(rows),), -1)
+    found = _tried(lambda: shared_beginnings.forward(base, rows, real, index, None, least=3))
+    return close(found, _states(base, rows))
 
 
 def _states(base: Any, ids: Tensor) -> Tensor:

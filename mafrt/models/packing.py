@@ -220,7 +220,7 @@ def _packed(
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
     # Everything below is plain lists on the host: thousands of small tensor operations would cost more than the pass.
     most = MOST_TOKENS if most is None else most
-    families, prefix = _ordered_families(columns, index, ids, owner, past, (least_shared, most))
+    families, prefix = ordered_families(columns, index, ids, owner, past, (least_shared, most))
     take: list[int] = []
     places: list[int] = []
     source: list[int] = []
@@ -261,7 +261,7 @@ def _packed(
     )
 
 
-def _ordered_families(
+def ordered_families(
     columns: Sequence[Sequence[int]],
     index: Tensor,
     ids: Tensor | None,

@@ -72,6 +72,8 @@ class SharedBase(AdaptedModel):
         self._cache_name = family_checks.cache_name(self.inner.forward)
         self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
+        self.continues = False
+        """whether rows go on from a beginning that they share where they are not packed (`shared_beginnings`)"""
         self._engine: Any = None
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
@@ -230,6 +232,11 @@ class SharedBase(AdaptedModel):
         """Whether whole sequences are computed without padding and equal beginnings once (`mafrt.models.packing`)."""
         return self._packs
 
+    @property
+    def shares(self) -> bool:
+        """Whether equal beginnings are computed once."""
+        return self._packs or self.continues
+
     def unpack(self) -> None:
         """Pad rows from now on, with the attention that the model was loaded with."""
         self._packs, self.model.config._attn_implementation = False, self._unpacked
@@ -312,10 +319,15 @@ class SharedBase(AdaptedModel):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
-        whole = shares and flat_mask and past_key_values is None
-        if whole and attention_mask is not None and bool(attention_mask[:, 0].all()):
-            # Rows that are padded on the right have the positions that the model gives them, which some count from 2.
-            position_ids = None
+        if shares and past_key_values is None and (flat_mask or attention_mask is None):
+            real = torch.ones(rows, steps) if attention_mask is None else attention_mask.cpu()
+            # Nothing that is read sees padding on the right, and without a mask rows have the positions that the model
+            # gives them, which some count from 2.
+            if bool((real[:, 1:] <= real[:, :-1]).all()):
+                states = None
+                if self.continues and rows > 1:
+                    states = declared("mafrt.models.shared_beginnings:forward")(self, input_ids, real, index, learn)
+                return self.padded(input_ids, index, learn) if states is None else states
         with self.context.use(self._routing_for(index, rows, steps, learn)):
             return self._run(
                 lambda: self._states(
@@ -329,6 +341,11 @@ class SharedBase(AdaptedModel):
 
     __call__ = forward
 
+    def padded(self, ids: Tensor, index: Tensor, learn: frozenset[int] | None) -> Tensor:
+        """Hidden states `[B, T, d]` of whole rows that are padded on the right; arguments as of `forward`."""
+        with self.context.use(self._routing_for(index, *ids.shape, learn)):
+            return self._run(lambda: self._states(input_ids=ids, use_cache=False))
+
     def read(
         self,
         ids: Tensor,
@@ -336,6 +353,7 @@ class SharedBase(AdaptedModel):
         cache: Any = None,
         positions: Tensor | None = None,
         real: Tensor | None = None,
+        learn: frozenset[int] | None = None,
     ) -> tuple[Tensor, Any]:
         """Hidden states `[B, T, d]` of rows, and the model's own cache after them, of whatever kind it is.
 
@@ -343,7 +361,8 @@ class SharedBase(AdaptedModel):
             ids: `[B, T]`; they go on from the rows in `cache`. None: they are beginnings.
             index: `[B, past + T]` on the CPU: the adapter of each token of the rows.
             positions: `[B, T]` of the ids; None: counted from the first real token.
-            real: `[B, past + T]`, 0 for padding, which stands on the left; None: there is none.
+            real: `[B, past + T]`, 0 for padding; None: there is none.
+            learn: indices of the adapters that get gradients; None: all.
         """
         rows, steps = ids.shape
         cached: dict[str, Any] = {} if cache is None else {self._cache_name: cache}
@@ -354,7 +373,9 @@ class SharedBase(AdaptedModel):
         given = {"input_ids": ids, "position_ids": positions, "use_cache": True, **cached}
         if real is not None:
             given["attention_mask"] = real
-        routing = self._routing_for(index[:, -steps:], rows, steps, None)
+        now = index[:, -steps:]
+        now = now[:, 0] if bool((now == now[:, :1]).all()) else now
+        routing = self._routing_for(now, rows, steps, learn)
         with self.context.use(None if routing is None else replace(routing, whole=index)):
             out = self.inner(**self._taken(given))
         return out[0], getattr(out, self._cache_name)

@@ -33,7 +33,7 @@ def base_pass(
     for part in micro_batches(rows, max_tokens, base):
         batch = collate([rows[row] for row in part.rows], lambda _: -1, base.pad_id, base.device)
         # A mask changes nothing that is read; a base that packs leaves the padding out.
-        states = base.forward(batch.input_ids, batch.attention_mask if base.packs else None, batch.adapter_index)
+        states = base.forward(batch.input_ids, batch.attention_mask if base.shares else None, batch.adapter_index)
         states = states.reshape(-1, states.shape[-1])
         if temperatures is not None:  # also for a dummy: the head may be sharded, which makes this call collective
             logprobs, _ = token_scores(base, batch, states, temperatures)

@@ -114,7 +114,12 @@ class MicroBatch(NamedTuple):
 
 
 def split(
-    turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]] | None = None, *, packs: bool = False
+    turns: Sequence[Turn],
+    max_tokens: int,
+    rows: Sequence[list[int]] | None = None,
+    *,
+    packs: bool = False,
+    shares: bool = False,
 ) -> list[list[int]]:
     """Group turns, at most `max_tokens` (or a single row) per group.
 
@@ -123,14 +128,15 @@ def split(
         max_tokens: that are computed for a group.
         rows: to group: indices of the turns that a row has, the longest last; None: all, those of an agent that
             continue one another in one row (`joined_turns.py`).
-        packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every row
-            counts as long as the longest of its group.
+        packs: whether a pass leaves out padding and computes the prompt of several turns once.
+        shares: whether it computes such a prompt once, and pads what follows to the longest; otherwise every row counts
+            as long as the longest of its group.
 
     Returns:
         Groups of indices into `turns`: those of one prompt follow one another, or the shortest rows come first.
     """
     rows = _of_agents(turns) if rows is None else rows
-    return _by_prompt(turns, max_tokens, rows) if packs else _by_width(turns, max_tokens, rows)
+    return _by_prompt(turns, max_tokens, rows, packs) if packs or shares else _by_width(turns, max_tokens, rows)
 
 
 def _of_agents(turns: Sequence[Turn]) -> list[list[int]]:
@@ -152,28 +158,32 @@ def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]])
     return groups
 
 
-def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
+def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]], packs: bool) -> list[list[int]]:
     def place(row: list[int]) -> tuple[object, ...]:
         turn = turns[row[0]]
         # The prompt before the agent, since agents of scope `action` share what all of them read.
         return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row[0]
 
     groups: list[list[int]] = []
-    size = width = count = 0
+    begun = rests = longest = width = count = 0
     last: Turn | None = None
     for row in sorted(rows, key=place):
         turn, length = turns[row[0]], _length(turns[row[-1]])
+        prompt = len(turn.prompt_ids)
         again = last is not None and last.agent == turn.agent and last.prompt_ids == turn.prompt_ids
         # What `mafrt.models.packing` shares at least.
-        shared = len(turn.prompt_ids) if again and len(turn.prompt_ids) >= max(LEAST_SHARED, length / 2) else 0
-        fits = groups and size + length - shared <= max_tokens
+        shared = again and prompt >= max(LEAST_SHARED, length / 2)
+        more, rest = 0 if shared else prompt, length - prompt
+        computed = begun + more + (rests + rest if packs else (count + 1) * max(longest, rest))
         # Hidden states are laid out with padding in the end, one vector a position.
-        if fits and (count + 1) * max(width, length) <= MOST_PADDED * max_tokens:
+        if groups and computed <= max_tokens and (count + 1) * max(width, length) <= MOST_PADDED * max_tokens:
             groups[-1] += row
-            size, width, count = size + length - shared, max(width, length), count + 1
         else:
             groups.append(list(row))
-            size, width, count = length, length, 1
+            begun = rests = longest = width = count = 0
+            more = prompt
+        begun, rests, count = begun + more, rests + rest, count + 1
+        longest, width = max(longest, rest), max(width, length)
         last = turn
     return groups
 
@@ -197,7 +207,7 @@ def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> l
     rows = [[turn] for turn in range(len(turns))] if base.activated else _of_agents(turns)
     if base.processes.size > 1:
         rows = base.processes.share(by_length(turns, rows))
-    parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs)]
+    parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs, shares=base.shares)]
     if base.sharded and turns:
         parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
     return parts

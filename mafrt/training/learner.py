@@ -367,7 +367,7 @@ class Learner:
         """Log-probability and entropy of every action token, [N] each."""
         # Padding on the right changes nothing before it; a mask lets a base that packs leave it out, along with each
         # row's last token, after which nothing is predicted.
-        mask = functional.pad(batch.attention_mask[:, 1:], (0, 1)) if self.base.packs else None
+        mask = functional.pad(batch.attention_mask[:, 1:], (0, 1)) if self.base.shares else None
         states = self.base.forward(batch.input_ids, mask, batch.adapter_index, train=train)
         states = states.reshape(-1, states.shape[-1])
         return token_scores(self.base, batch, states, self.temperatures, entropy_grad=self.objective.uses_entropy)

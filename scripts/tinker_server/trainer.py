@@ -232,7 +232,7 @@ class Trainer:
             elif isinstance(job.work, ScoreRequest):
                 rows.append(_Row(job, 0, index, job.work.tokens, None))
         # Where rows are padded, those of like length together.
-        rows.sort(key=lambda row: (0 if self.base.packs else len(row.tokens), row.index, row.tokens))
+        rows.sort(key=lambda row: (0 if self.base.shares else len(row.tokens), row.index, row.tokens))
         groups: list[list[_Row]] = []
         size = width = 0
         for row in rows:
@@ -263,7 +263,7 @@ class Trainer:
         ids, real, places, targets = moved([ids.view(len(rows), width), real, places, targets], self.base.device)
         train = [row.job.adapter.slot for row in rows if row.job.adapter is not None and _backward(row.job)]
         with torch.set_grad_enabled(bool(train)):
-            states = self.base.forward(ids, real if self.base.packs else None, index, train=set(train))
+            states = self.base.forward(ids, real if self.base.shares else None, index, train=set(train))
             states = states.reshape(-1, states.shape[-1])
             logprobs, _ = self.base.token_logprobs(states[places], targets, entropy_grad=False)
         values = logprobs.detach().float().cpu()

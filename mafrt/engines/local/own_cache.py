@@ -1,6 +1,6 @@
 """Decoding with the cache that a model makes for itself, or with none: of any causal language model.
 
-Where a cache's layers are known (`mafrt.models.cache_rows`), rows of any length are one batch, with padding on the left.
+Where a cache's layers are known (`mafrt.models.cache_rows`), rows of any length are one batch, padded on the left.
 Whatever comes next year has no layout known here: rows are then kept together only while they are equally long, without
 padding or masks. A model whose cache cannot be taken apart reads its rows anew for every token.
 """
@@ -156,7 +156,7 @@ class ModelCacheDecoder:
 def way_of(base: SharedBase) -> TranscriptCache | ModelCachePrompts:
     """The first way of reading prompts and going on from them that computes what the model computes on whole rows.
 
-    Keys and values in a common layout; else the model's own cache, of rows of any length or of one; else every row anew.
+    Keys and values in a common layout; the model's own cache, of rows of any length, or of one; every row anew.
     """
     common = TranscriptCache(base)
     if base.config.model_type in KNOWN:

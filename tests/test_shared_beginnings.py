@@ -1,0 +1,135 @@
+"""Beginnings that rows share, of models whose rows are not packed: a recurrence goes on from the state after them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_families import VOCAB, in_double, tiny
+from helpers_models import tiny_tokenizer
+
+from mafrt.config.agent import LoraSpec
+from mafrt.core.types import Turn
+from mafrt.models import shared_beginnings
+from mafrt.models.shared_base import SharedBase
+from mafrt.training.batch import split
+
+AGENTS = ("ann", "bob")
+FAMILIES = (
+    "qwen3_5_text",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("gemma3n_text", "kimi_linear", "lfm2", "mixtral", "nemotron_h", "qwen3_5_moe_text", "zamba2")
+    ),
+)
+"""recurrence beside attention, convolutions, sliding windows, both in one layer, experts"""
+
+
+def team(model, model_type, invocation=None):
+    base = SharedBase(model, tiny_tokenizer(), model_type)
+    draw = torch.Generator().manual_seed(1)
+    for seed, name in enumerate(AGENTS):
+        layers = dict.fromkeys(base.match_targets(name, ["all-linear"]), (4, 2.0))
+        base.place_adapter(name, 4, 8, layers, seed=seed, invocation=invocation)
+        for number, parameter in enumerate(base.adapter_parameters(name)):
+            if number % 2:
+                parameter.data = 0.1 * torch.randn(parameter.shape, generator=draw)
+            parameter.data = parameter.data.to(model.dtype)
+        base.bump(name)
+    return base
+
+
+def batch():
+    """Answers to two prompts by two agents, one row alone; padded on the right."""
+    draw = torch.Generator().manual_seed(2)
+
+    def ids(count):
+        return torch.randint(5, VOCAB, (count,), generator=draw).tolist()
+
+    prompts = ids(30), ids(23)
+    rows = [[*prompts[0], *ids(n)] for n in (5, 19, 2)] + [[*prompts[1], *ids(n)] for n in (3, 8)]
+    rows += [ids(27), [*prompts[0], *ids(4)]]
+    padded, real = torch.zeros(len(rows), 49, dtype=torch.long), torch.zeros(len(rows), 49, dtype=torch.long)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)], real[number, : len(row)] = torch.tensor(row), 1
+    return padded, real, torch.tensor([0, 0, 0, 1, 1, 0, 1])
+
+
+def learnt(base, ids, real, index):
+    """Hidden states of the tokens, and the gradients of a function of them."""
+    for name in AGENTS:
+        for parameter in base.adapter_parameters(name):
+            parameter.grad = None
+    states = base.forward(ids, real, index) * real.unsqueeze(-1)
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(5)).to(states.dtype)
+    (states * weights).sum().backward()
+    return states.detach(), [p.grad for name in AGENTS for p in base.adapter_parameters(name)]
+
+
+def counted(base, monkeypatch):
+    """Tokens of each pass of the body."""
+    passes, inner = [], base.inner.forward
+
+    def forward(*given, **named):
+        passes.append(named["input_ids"].numel())
+        return inner(*given, **named)
+
+    monkeypatch.setattr(base.inner, "forward", forward)
+    return passes
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_states_and_gradients_are_those_of_whole_rows(model_type, by_token, monkeypatch):
+    base = team(in_double(monkeypatch, model_type), model_type)
+    ids, real, index = batch()
+    if by_token:  # adapters that act from a token on, some of them from within the prompt
+        starts = torch.tensor([31, 31, 12, 4, 4, 0, 12])
+        index = torch.where(torch.arange(49) < starts.unsqueeze(1), -1, index.unsqueeze(1))
+    assert base.continues and not base.packs and base.shares
+    passes = counted(base, monkeypatch)
+    found, gradients = learnt(base, ids, real, index)
+    together = sum(passes)
+    base.continues = False
+    expected, others = learnt(base, ids, real, index)
+    assert together < 0.75 * (sum(passes) - together)
+    assert found.dtype == torch.float64
+    assert (found - expected).abs().max() <= 1e-11 * expected.abs().max()
+    for one, other in zip(gradients, others, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one - other).abs().max() <= 1e-9 * max(1.0, float(other.abs().max()))
+
+
+def test_an_adapter_that_does_not_learn_acts_and_gets_no_gradient():
+    base = team(tiny("qwen3_5_text"), "qwen3_5_text")
+    ids, real, index = batch()
+    whole = base.forward(ids, real, index)
+    states = base.forward(ids, real, index, train=["bob"])
+    assert torch.allclose(states, whole, atol=1e-5)
+    states.sum().backward()
+    assert all(p.grad is None for p in base.adapter_parameters("ann"))
+    assert all(p.grad is not None for p in base.adapter_parameters("bob"))
+
+
+def test_rows_without_a_common_beginning_are_read_whole():
+    base = team(tiny("qwen3_5_text"), "qwen3_5_text")
+    ids = torch.randint(5, VOCAB, (3, 20), generator=torch.Generator().manual_seed(0))
+    real = torch.ones(ids.shape, dtype=torch.bool)
+    assert shared_beginnings.forward(base, ids, real, torch.zeros(3, dtype=torch.long), None) is None
+
+
+def test_a_cache_that_is_not_known_means_whole_rows():
+    assert not team(tiny("rwkv"), "rwkv").continues
+
+
+def turn(prompt, answer, agent="ann"):
+    return Turn(agent, prompt, answer, [0.0] * len(answer), "eos", "", turn=0, env_step=0, adapter_version=0)
+
+
+def test_answers_of_one_prompt_share_a_micro_batch_that_is_counted_with_its_padding():
+    turns = [turn([k] * 100, [9] * n) for n in (10, 30, 20) for k in (1, 2)]
+    # A prompt and three answers as long as the longest.
+    assert split(turns, 190, shares=True) == [[0, 4, 2], [1, 5, 3]]
+    assert split(turns, 189, shares=True) == [[0, 4], [2], [1, 5], [3]]
+    assert split(turns, 380, shares=True) == [[0, 4, 2, 1, 5, 3]]
+    assert split(turns, 160, packs=True) == [[0, 4, 2], [1, 5, 3]]
