@@ -1,7 +1,7 @@
 """Beginnings that rows share, computed once where rows are not packed: recurrences, convolutions, windows.
 
-Beginnings of one length are one pass with the model's own cache; the rest of each row goes on from a copy of its states,
-padded on the right. States are replaced and never written to, so that a gradient passes through them to the
+Beginnings of one length are one pass with the model's own cache; the rest of each row goes on from a copy of their
+states, padded on the right. States are replaced and never written to, so that a gradient passes through them to the
 beginnings. Hidden states and gradients are those of whole rows up to rounding.
 """
 
