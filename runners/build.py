@@ -139,6 +139,7 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
         top_p=pick(agent.top_p, play.top_p),
         top_k=pick(agent.top_k, play.top_k),
         stop=tuple(agent.stop or ()),
+        thinking_budget=play.thinking_budget,
     )
 
 

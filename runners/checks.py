@@ -138,6 +138,11 @@ def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
         {name: shape.targets for name, shape in shapes.items()},
         [name for name, shape in shapes.items() if shape.scope == "action"],
     )
+    if config.play.thinking_budget and config.engine.engine != "local":
+        raise ConfigError(
+            f"thinking_budget is {config.play.thinking_budget}, but engine {config.engine.engine} does not say which "
+            "tokens it has put in; use --engine local, or leave thinking_budget out."
+        )
     reach_servers(config.engine, model)
 
 

@@ -51,6 +51,8 @@ class PlayConfig:
     """1: sample the next batch during the update, one step off-policy and corrected; 0: on-policy"""
     reasoning: Literal["auto", "on", "off"] = "auto"
     """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
+    thinking_budget: int = 0
+    """tokens of thought after which </think> is put in, which nothing is learnt from; 0: no limit"""
     sandbox: str = "bwrap"
     """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
     env_timeout_s: float | None = 60.0
@@ -61,7 +63,7 @@ class PlayConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_batch_rows")
-        at_least(self, 0, "audit_turns")
+        at_least(self, 0, "audit_turns", "thinking_budget")
         if self.tree_samples is not None:
             at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:

@@ -35,7 +35,7 @@ def unpack_episode(record: dict[str, Any]) -> Episode:
 
 
 def pack_turn(turn: Turn) -> dict[str, Any]:
-    record = {name: getattr(turn, name) for name in _PLAIN}
+    record = {name: getattr(turn, name) for name in _PLAIN if name != "forced" or turn.forced}
     if turn.coach is not None:
         record["coach"] = pack_verdict(turn.coach)
     if turn.evidence is not None:
@@ -48,6 +48,7 @@ def pack_turn(turn: Turn) -> dict[str, Any]:
 def unpack_turn(record: dict[str, Any]) -> Turn:
     coach, evidence = record.get("coach"), record.get("evidence")
     turn = Turn(**{name: value for name, value in record.items() if name in _PLAIN})
+    turn.forced = tuple(turn.forced)
     turn.late = [(step, amount) for step, amount in turn.late]  # JSON has no tuples
     turn.coach = None if coach is None else unpack_verdict(coach)
     turn.audit = None if record.get("audit") is None else Audit(**record["audit"])

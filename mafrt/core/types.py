@@ -138,6 +138,9 @@ class Turn:
     audit: Audit | None = None
     """Filled for the turns of a sample (`--audit_turns`)."""
     values: list[float] | None = None
+    forced: tuple[int, ...] = ()
+    """Places in `action_ids` of tokens that the engine put in: their log-probability is 0, and nothing is learnt from
+    them."""
     advantages: list[float] | None = None
     returns: list[float] | None = None
     old_logprobs: list[float] | None = None
@@ -234,6 +237,8 @@ class SamplingParams:
     """tokens that end a generation; None: the base's own end tokens"""
     schema: str = ""
     """JSON schema, as JSON, that the text must fit; empty: none. Only the local engine takes one"""
+    thinking_budget: int = 0
+    """tokens of thought after which `</think>` is put in; 0: no limit. Only the local engine takes one"""
 
     @property
     def truncated(self) -> bool:
@@ -268,3 +273,5 @@ class Completion:
     stop: Stop
     text: str
     adapter_version: int
+    forced: tuple[int, ...] = ()
+    """places of tokens that were put in and not sampled; their log-probability is 0"""

@@ -162,6 +162,7 @@ class RunningEpisode:
                 turn=len(self.episode.turns),
                 env_step=self.env_step,
                 adapter_version=answer.adapter_version,
+                forced=answer.forced,
                 observation=self.observations.get(agent),
             )
             self.episode.turns.append(turn)

@@ -331,10 +331,11 @@ class Learner:
         # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
         for turn in mini_batch:
             denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
-            denominator.tokens += len(turn.action_ids)
+            tokens = len(turn.action_ids) - len(turn.forced)
+            denominator.tokens += tokens
             denominator.turns += 1
             denominator.policy += (
-                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else tokens
             )
         return denominators
 

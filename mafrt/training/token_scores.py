@@ -38,4 +38,11 @@ def token_scores(
             first = at.new_empty(len(each)).scatter_(0, found, torch.arange(len(at), device=at.device))
             at, targets, temperature, again = at[first], targets[first], temperature[first], found
     scores = base.token_logprobs(states[at], targets, temperature=temperature, entropy_grad=entropy_grad)
-    return scores if again is None else (scores[0][again], scores[1][again])
+    if again is not None:
+        scores = (scores[0][again], scores[1][again])
+    if not any(turn.forced for turn in batch.turns):
+        return scores
+    # What was put in is certain under every policy.
+    chosen = [place not in turn.forced for turn in batch.turns for place in range(len(turn.action_ids))]
+    sampled = torch.tensor(chosen, device=states.device)
+    return torch.where(sampled, scores[0], 0.0), torch.where(sampled, scores[1], 0.0)

@@ -207,6 +207,8 @@ class SampleSettings:
     """max rows of one forward pass of the local engine"""
     reasoning: Literal["auto", "on", "off"] = "auto"
     """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
+    thinking_budget: int = 0
+    """tokens of thought after which </think> is put in; 0: no limit"""
     sandbox: str = "bwrap"
     """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
 

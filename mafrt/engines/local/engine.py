@@ -20,6 +20,7 @@ from mafrt.models.decoder import DecodeModel
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar, Grammars
+    from mafrt.engines.local.thoughts import Thought, ThoughtMarks
     from mafrt.models.shared_base import SharedBase
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class LocalEngine:
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._grammars: Grammars | None = None
+        self._marks: ThoughtMarks | None = None
         self._decoding = decoding
         self.transcripts: TranscriptCache | ModelCachePrompts = TranscriptCache(base)
         self._gathered = 0
@@ -168,7 +170,9 @@ class LocalEngine:
         return [(row.member, completion_of(row, self.base)) for row in batch.step()]
 
     def _parts(self) -> EngineParts:
-        return EngineParts(self.base, self._model, self._eos, self._watch, self._grammar, self.transcripts)
+        return EngineParts(
+            self.base, self._model, self._eos, self._watch, self._grammar, self._thought, self.transcripts
+        )
 
     def _run(
         self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]
@@ -185,6 +189,16 @@ class LocalEngine:
         if stops not in self._stops:
             self._stops[stops] = StopStrings(self.base.tokenizer, stops)
         return self._stops[stops]
+
+    def _thought(self, request: Request) -> Thought | None:
+        # An answer that must fit a schema has no room for a thought.
+        if not request.sampling.thinking_budget or request.sampling.schema:
+            return None
+        from mafrt.engines.local.thoughts import Thought, ThoughtMarks
+
+        if self._marks is None:
+            self._marks = ThoughtMarks(self.base.tokenizer)
+        return Thought(self._marks, request.prompt_ids, request.sampling.thinking_budget)
 
     def _grammar(self, schema: str, ends: frozenset[int]) -> Grammar:
         if self._grammars is None:

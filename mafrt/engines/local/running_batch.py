@@ -24,6 +24,7 @@ from mafrt.models.outside_text import answer_text
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar
+    from mafrt.engines.local.thoughts import Thought
     from mafrt.models.shared_base import SharedBase
 
 
@@ -48,6 +49,9 @@ class SamplingRow:
     """tokens that end it"""
     stops: StopStrings | None
     grammar: Grammar | None = None
+    thought: Thought | None = None
+    forced: list[int] = field(default_factory=list)
+    """places of ids that were put in"""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
@@ -67,6 +71,7 @@ class EngineParts:
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
     grammar: Callable[[str, frozenset[int]], Grammar]
+    thought: Callable[[Request], Thought | None]
     transcripts: TranscriptCache | ModelCachePrompts
 
 
@@ -101,6 +106,10 @@ class RunningBatch:
                 grammar.bar(self._logits[place])
         ids, logprobs, totals = self._sampler.drawn(self._logits, self._step)
         self._step += 1
+        for place in self._live:
+            thought = self.rows[place].thought
+            if thought is not None and thought.next is not None:
+                ids[place], logprobs[place] = thought.next, 0.0
         # All that the host needs of a step in one transfer, since each waits for the device. Doubles hold them exactly.
         tokens, scores, sums = torch.stack([part.double() for part in (ids, logprobs, totals)]).tolist()
         self._sampler.check(sums)
@@ -155,7 +164,8 @@ class RunningBatch:
                 stops, grammar = self._parts.watch(request.sampling.stop), None
                 if request.sampling.schema:
                     grammar = self._parts.grammar(request.sampling.schema, ends)
-                rows.append(SamplingRow(member, request, limit, ends, stops, grammar))
+                thought = self._parts.thought(request)
+                rows.append(SamplingRow(member, request, limit, ends, stops, grammar, thought))
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
@@ -194,6 +204,10 @@ class RunningBatch:
             row, token = rows[place], ids[place]
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
+            if row.thought is not None:
+                if row.thought.next is not None:
+                    row.forced.append(len(row.ids) - 1)
+                row.thought.take(row.ids)
             if row.grammar is not None:
                 row.grammar.take(token)
             # Before the stop strings, so that a turn which ends in both counts as ended by itself.
@@ -232,4 +246,5 @@ def completion_of(row: SamplingRow, base: SharedBase) -> Completion:
         text=answer_text(base.tokenizer, row.ids, base.eos_ids),
         # Recorded with the turn, since an update may follow before the turn is learnt from.
         adapter_version=0 if name is None else base.versions[name],
+        forced=tuple(row.forced),
     )

@@ -44,6 +44,7 @@ def check_sampling(params: SamplingParams) -> None:
         ("temperature", 0.0 <= params.temperature < float("inf"), "0 (greedy) or a positive number"),
         ("top_p", 0.0 < params.top_p <= 1.0, "a number above 0 and at most 1 (off)"),
         ("top_k", params.top_k >= 0, "0 (off) or a positive number of tokens"),
+        ("thinking_budget", params.thinking_budget >= 0, "0 (no limit) or a positive number of tokens"),
         ("stop", not isinstance(params.stop, str) and all(params.stop), "a tuple of non-empty texts"),
     ):
         if not ok:

@@ -1,0 +1,73 @@
+"""A budget of thought: after so many tokens of it, `</think>` is put in, and the model goes on to its answer.
+
+The tokens put in are part of an answer as the model reads it on, and none that it chose: `SamplingRow.forced` has their
+places, and nothing is learnt from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mafrt.environment.tool_calls import OWN_MARKUP, THINK, THOUGHT
+from mafrt.models.outside_text import encode_outside
+
+ENDING = f"\n{THOUGHT}\n\n"
+"""as models that think write it themselves"""
+TAIL = 12
+"""tokens of an answer in which a mark is looked for that a tokenizer has no single token for"""
+
+
+class ThoughtMarks:
+    """The marks of a thought in the tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.ending = encode_outside(tokenizer, ENDING, OWN_MARKUP)
+        ids = {mark: encode_outside(tokenizer, mark, OWN_MARKUP) for mark in (THINK, THOUGHT)}
+        self._single = {mark: own[0] for mark, own in ids.items() if len(own) == 1}
+
+    def opens(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends inside a thought that it opens itself."""
+        return bool(self._text(prompt).rstrip().endswith(THINK))
+
+    def ends_with(self, ids: Sequence[int], mark: str) -> bool:
+        """Whether the last token of an answer completes a mark."""
+        if mark in self._single:
+            return ids[-1] == self._single[mark]
+        return self._text(ids).count(mark) > self._text(ids[-TAIL:-1]).count(mark)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids[-TAIL:]), skip_special_tokens=False))
+
+
+class Thought:
+    """Where one answer is, inside a thought or not.
+
+    Args:
+        marks: of the tokenizer.
+        prompt: which the answer follows.
+        budget: tokens of thought, after which it is ended.
+    """
+
+    def __init__(self, marks: ThoughtMarks, prompt: Sequence[int], budget: int) -> None:
+        self._marks, self._left, self._inside = marks, budget, marks.opens(prompt)
+        self._pending: list[int] = []
+
+    @property
+    def next(self) -> int | None:
+        """The token that comes next whatever is sampled; None: the sampled one."""
+        return self._pending[0] if self._pending else None
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Note the last token of an answer."""
+        if self._pending:
+            del self._pending[0]
+            self._inside = bool(self._pending)
+        elif self._inside:
+            self._left -= 1
+            self._inside = not self._marks.ends_with(ids, THOUGHT)
+        else:
+            self._inside = self._marks.ends_with(ids, THINK)
+        if self._inside and self._left <= 0 and not self._pending:
+            self._pending = list(self._marks.ending)
