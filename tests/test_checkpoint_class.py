@@ -47,6 +47,13 @@ def folder_of(tmp_path, config):
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, ("awq", "gradient", "bfloat16")),
         (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}, ("compressed-tensors", "gradient")),
         (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, ("hqq", "gradient")),
+        (LLAMA | {"quantization_config": [1]}, ("quantization_config", "[1]", "an object")),
+        (LLAMA | {"architectures": "LlamaForCausalLM"}, ("architectures", "LlamaForCausalLM", "a list of names")),
+        (LLAMA | {"architectures": [3]}, ("architectures", "[3]", "a list of names")),
+        (LLAMA | {"auto_map": ["x"]}, ("auto_map", "['x']", "an object")),
+        (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads")),
+        (LLAMA | {"num_hidden_layers": -1}, ("cannot be loaded",)),
+        ([], ("config.json", "list", "a JSON object")),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_in_a_sentence(config, words, tmp_path):

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from mafrt.core.errors import ModelError
+from mafrt.core.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -17,15 +18,33 @@ OTHER_TASKS = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoic
                "PreTraining", "RewardModel", "ImageGeneration", "SpeechSeq2Seq", "CTC")  # fmt: skip
 """ends of the names of classes whose heads do not predict the next token"""
 
+FORMS = {"architectures": list, "auto_map": dict, "quantization_config": dict}
+"""fields of config.json that are read here"""
+
 
 def read_config(name: str, path: str) -> dict[str, Any]:
-    """The content of config.json, of a folder or a hub id; empty where it cannot be read (loading says why)."""
+    """The content of config.json, of a folder or a hub id; empty where it cannot be read (loading says why).
+
+    Raises ModelError for fields of a form that they cannot have.
+    """
     from transformers import PretrainedConfig
 
     try:
         found: dict[str, Any] = PretrainedConfig.get_config_dict(path)[0]
     except (OSError, ValueError):
         return {}
+    if not isinstance(found, dict):
+        raise ModelError(f"the model {name!r} has a config.json with a {type(found).__name__}; expected a JSON object")
+    for field, kind in FORMS.items():
+        value = found.get(field)
+        if value is not None and not (
+            isinstance(value, kind) and (kind is dict or all(isinstance(entry, str) for entry in value))
+        ):
+            wanted = "an object" if kind is dict else "a list of names"
+            raise ModelError(
+                f"the model {name!r} has {shortened(repr(value))} as {field} in its config.json; expected {wanted}; "
+                "take another copy"
+            )
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.core.errors import ModelError
+from mafrt.core.text import error_line
 from mafrt.models.adapter_routing import AdapterRouting
 
 log = logging.getLogger(__name__)
@@ -75,12 +76,14 @@ def settle(base: Any) -> None:
         return
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
-    logits = _of_model(base, ids)
-    if logits is None:
+    try:
+        logits = _of_model(base, ids)
+    except Exception as error:  # whatever its forward raises
         raise ModelError(
-            f"{base.name} ({base.config.model_type}) cannot read text alone; expected a causal language model"
-        )
-    if not close(_of_model(base, ids[:, :6]), logits[:, :6]):
+            f"{base.name} ({base.config.model_type}) cannot read text alone: found {error_line(error)}; expected a "
+            "causal language model"
+        ) from error
+    if not close(_tried(lambda: _of_model(base, ids[:, :6])), logits[:, :6]):
         raise ModelError(
             f"{base.name} ({base.config.model_type}) is no causal language model: what it computes at a token depends "
             "on the tokens behind it; expected one that reads from left to right"
@@ -191,9 +194,9 @@ def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
     return {path: sizes for path, sizes in base.fused.items() if path.rpartition(".")[0] in fine}
 
 
-def _of_model(base: Any, ids: Tensor) -> Tensor | None:
+def _of_model(base: Any, ids: Tensor) -> Tensor:
     """The model's own logits of each row alone."""
-    return _tried(lambda: torch.cat([base.model(input_ids=row.unsqueeze(0)).logits for row in ids]))
+    return torch.cat([base.model(input_ids=row.unsqueeze(0)).logits for row in ids])
 
 
 def _continues(base: Any, ids: Tensor) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from mafrt.core.errors import ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
@@ -71,7 +70,7 @@ def load_pretrained(
             output_loading_info=True,
             **quantised,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:  # what libraries raise over a file's content has no common class
         # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
