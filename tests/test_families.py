@@ -98,7 +98,7 @@ def walk(model_type: str, folder: Path) -> dict[str, Any]:
     layers = {family_block(path) for path in base.adapter_layers("ann")}
     return {
         "play": engine.decoding,
-        "learn": "packed" if base.packs else "padded",
+        "learn": "packed" if base.packs else "continued" if base.continues else "padded",
         "layers": sorted(layers),
         "left": base.left_out(base.adapter_layers("ann")),
     }
