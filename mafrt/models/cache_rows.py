@@ -61,7 +61,7 @@ class ReplacedStates(_Replaced, LinearAttentionLayer):
     """Of a layer that has no attention."""
 
 
-class ReplacedStatesAndKeys(_Replaced, LinearAttentionAndFullAttentionLayer):
+class ReplacedStatesAndKeys(_Replaced, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc, override]
     """Of a layer that has attention beside them."""
 
 
@@ -75,9 +75,12 @@ def check(cache: Any) -> None:
 
 def new_cache(config: Any) -> Any:
     """An empty cache through which gradients pass. Raises TypeError for a model whose cache is not known."""
-    cache = DynamicCache(config=config)
+    cache: Any = DynamicCache(config=config)
     check(cache)
-    instead = {LinearAttentionLayer: ReplacedStates, LinearAttentionAndFullAttentionLayer: ReplacedStatesAndKeys}
+    instead: dict[Any, Any] = {
+        LinearAttentionLayer: ReplacedStates,
+        LinearAttentionAndFullAttentionLayer: ReplacedStatesAndKeys,
+    }
     cache.layers = [
         instead[type(layer)](number_of_states=layer.number_of_states) if type(layer) in instead else layer
         for layer in cache.layers

@@ -213,7 +213,7 @@ def _states(base: Any, ids: Tensor) -> Tensor:
     return torch.cat([base.forward(row.unsqueeze(0), None, torch.tensor([-1])) for row in ids])
 
 
-def _tried(compute: Callable[[], Tensor]) -> Tensor | None:
+def _tried(compute: Callable[[], Tensor | None]) -> Tensor | None:
     try:
         return compute()
     except Exception as error:  # whatever a new family raises means that it does not work this way

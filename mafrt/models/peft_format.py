@@ -105,7 +105,7 @@ def names_in_checkpoints(model: Any, paths: Collection[str]) -> dict[str, str]:
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
-    back = [rule.reverse_transform() for rule in reversed(rules)]
+    back: list[Any] = [rule.reverse_transform() for rule in reversed(rules)]
     names = {}
     for path in paths if rules else ():
         key = path + ENDING

@@ -72,6 +72,7 @@ class SharedBase(AdaptedModel):
         self._cache_name = family_checks.cache_name(self.inner.forward)
         self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
+        self._recomputes = False
         self.continues = False
         """whether rows go on from a beginning that they share where they are not packed (`shared_beginnings`)"""
         self._engine: Any = None
@@ -235,7 +236,8 @@ class SharedBase(AdaptedModel):
     @property
     def shares(self) -> bool:
         """Whether equal beginnings are computed once."""
-        return self._packs or self.continues
+        # A pass with a cache is neither collective nor run a second time in the backward pass.
+        return self._packs or (self.continues and not self.sharded and not self._recomputes)
 
     def unpack(self) -> None:
         """Pad rows from now on, with the attention that the model was loaded with."""
@@ -284,6 +286,7 @@ class SharedBase(AdaptedModel):
 
     def gradient_checkpointing(self, enabled: bool) -> None:
         """Recompute each decoder block's activations in the backward pass instead of keeping them."""
+        self._recomputes = enabled
         set_checkpointing(self.inner, self.context, enabled)
 
     def forward(
@@ -325,7 +328,7 @@ class SharedBase(AdaptedModel):
             # gives them, which some count from 2.
             if bool((real[:, 1:] <= real[:, :-1]).all()):
                 states = None
-                if self.continues and rows > 1:
+                if self.shares and rows > 1:
                     states = declared("mafrt.models.shared_beginnings:forward")(self, input_ids, real, index, learn)
                 return self.padded(input_ids, index, learn) if states is None else states
         with self.context.use(self._routing_for(index, rows, steps, learn)):
@@ -343,7 +346,7 @@ class SharedBase(AdaptedModel):
 
     def padded(self, ids: Tensor, index: Tensor, learn: frozenset[int] | None) -> Tensor:
         """Hidden states `[B, T, d]` of whole rows that are padded on the right; arguments as of `forward`."""
-        with self.context.use(self._routing_for(index, *ids.shape, learn)):
+        with self.context.use(self._routing_for(index, len(ids), ids.shape[1], learn)):
             return self._run(lambda: self._states(input_ids=ids, use_cache=False))
 
     def read(
