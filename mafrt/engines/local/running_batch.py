@@ -134,7 +134,7 @@ class RunningBatch:
         if isinstance(prompts, ModelCachePrompts):
             prompts = cast(ModelCachePrompts, before_it).with_others(prompts)
         else:
-            prompts = joined(cast(PromptKV, before_it), prompts)
+            prompts = joined(before_it, prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
         # Sorted anew, since the decoder needs rows of one adapter side by side.
