@@ -156,6 +156,21 @@ OWN_CACHE = (
 """recurrence beside attention; compressed keys; the same in a window; convolutions; a cache that is not known"""
 
 
+@pytest.mark.parametrize("kind", ["mamba2", "lfm2", "qwen3_moe"])
+def test_a_base_in_half_precision_plays_and_learns(kind):
+    """Some keep their states in float32, whatever the number format of their output layer is."""
+    base = SharedBase(tiny(kind).to(torch.bfloat16), tiny_tokenizer(), kind)
+    for seed, name in enumerate(AGENTS):
+        base.add_adapter(name, LoraSpec(), seed=seed)
+    ids = torch.randint(5, VOCAB, (2, 11), generator=torch.Generator().manual_seed(3))
+    made = LocalEngine(base, eos_ids=()).generate(requests(ids[0].tolist(), 1.0))
+    assert all(len(each.ids) == len(each.logprobs) for each in made)
+    hidden = base.forward(ids, None, torch.tensor([0, 1]))
+    assert hidden.dtype == torch.bfloat16
+    base.token_logprobs(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())[0].sum().backward()
+    assert all(any(p.grad is not None for p in base.adapter_parameters(name)) for name in AGENTS)
+
+
 @pytest.mark.parametrize("model_type", OWN_CACHE)
 @pytest.mark.parametrize("invocation", [None, (21, 22)])
 def test_rows_join_and_leave_a_batch_of_the_models_own_cache(model_type, invocation):

@@ -381,14 +381,19 @@ class SharedBase(AdaptedModel):
         routing = self._routing_for(now, rows, steps, learn)
         with self.context.use(None if routing is None else replace(routing, whole=index)):
             out = self.inner(**self._taken(given))
-        return out[0], getattr(out, self._cache_name)
+        return self._as_head_takes(out[0]), getattr(out, self._cache_name)
+
+    def _as_head_takes(self, states: Tensor) -> Tensor:
+        """In the number format of the output layer: some models keep their residual in float32, and cast before it."""
+        weight = self.head.weight
+        return states.to(weight.dtype) if weight.is_floating_point() else states
 
     def _states(self, **given: Any) -> Tensor:
         """Hidden states of a pass of the model as loaded."""
         if not self.through_head:
             out = self.inner(**self._taken(given))
             states: Tensor | None = getattr(out, "last_hidden_state", None)
-            return out[0] if states is None else states
+            return self._as_head_takes(out[0] if states is None else states)
         with family_checks.stopped_before(self.head):
             try:
                 self.model(**{name: value for name, value in given.items() if value is not None})
