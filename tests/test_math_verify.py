@@ -525,8 +525,8 @@ def test_numbers_of_any_length_cost_points_and_no_episode():
         f"3 + 4 = {huge}",
         f"{huge} + 1 = 8",
     ):
-        for judge in (process_rewards.plan, process_rewards.answer, lambda t, r: process_rewards.report(t, t, r)):
-            found = judge(text, right)
+        rules = process_rewards.MathRules(right)
+        for found in (rules.plan(text), rules.answer(text), rules.report(text, text)):
             assert found is None or found.score < 7, (text[:40], found)
         assert verify(text, "7") is False
 
@@ -549,7 +549,7 @@ def test_work_starts_from_the_problem_and_changes_something(text, score):
     from mafrt.envs.math import process_rewards
 
     problem = "Mia has 12 pens and gives 5 away. How many are left?"
-    assert process_rewards.answer(text, lambda t: verify(t, "7"), problem).score == score
+    assert process_rewards.MathRules(lambda t: verify(t, "7"), problem).answer(text).score == score
 
 
 def test_a_list_of_guesses_is_no_plan():
@@ -558,5 +558,5 @@ def test_a_list_of_guesses_is_no_plan():
     def right(text):
         return verify(text, "7")
 
-    assert process_rewards.plan("= 1 = 2 = 3 = 4 = 5 = 6 = 7", right).score == 1
-    assert process_rewards.plan("12 - 5 = 7", right).score == 10
+    assert process_rewards.MathRules(right).plan("= 1 = 2 = 3 = 4 = 5 = 6 = 7").score == 1
+    assert process_rewards.MathRules(right).plan("12 - 5 = 7").score == 10

@@ -238,7 +238,7 @@ def right(text):
     ],
 )
 def test_plans(text, score):
-    found = process_rewards.plan(text, right)
+    found = process_rewards.MathRules(right).plan(text)
     assert (found and found.score) == score
 
 
@@ -271,7 +271,7 @@ def test_programs(status, stdout, stderr, score):
     ],
 )
 def test_reports(text, printed, score):
-    assert process_rewards.report(text, printed, right).score == score
+    assert process_rewards.MathRules(right).report(text, printed).score == score
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_reports(text, printed, score):
     ],
 )
 def test_answers(text, score):
-    assert process_rewards.answer(text, right).score == score
+    assert process_rewards.MathRules(right).answer(text).score == score
 
 
 def test_every_turn_is_judged_in_the_end():

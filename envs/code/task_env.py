@@ -102,9 +102,6 @@ class CodeRules(GradedRules):
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok"
 
-    def followed(self, right: bool, what: str) -> Scored:
-        return Scored(7.0 if right else 2.0, f"What followed from it, {what}, {'held' if right else 'failed'}.")
-
 
 def scored(grade: Grade) -> Scored:
     """The score of a program: 1 if it does not compile, else 2 to 10 by the tests that it passes."""

@@ -13,7 +13,7 @@ from mafrt.envs.construction import named_split
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
 from mafrt.envs.math.process_rewards import MathRules
 from mafrt.envs.math.tasks import Task, load_tasks
-from mafrt.envs.math.verifier import verify, verify_many
+from mafrt.envs.math.verifier import verify
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.registry import RUBRICS
 from mafrt.envs.workflows.task_env import TaskEnv
@@ -73,9 +73,7 @@ class MathEnv(TaskEnv):
         return self.task.problem, {"task": self.task.id, "answer": self.task.answer}
 
     def grade(self, texts: Sequence[str]) -> list[float]:
-        return [
-            float(right) for right in verify_many([(t, self.task.answer) for t in texts], last_number=self.last_number)
-        ]
+        return [float(self.right(text)) for text in texts]
 
     def key(self, text: str) -> str | None:
         given = extract_answer(text, last_number=self.last_number)
@@ -85,8 +83,9 @@ class MathEnv(TaskEnv):
         # Votes are counted by value, so that 1,000 and 1000.0 are one answer.
         return tidy(given) if number is None else str(number)
 
-    def rules(self) -> MathRules:
-        def right(text: str) -> bool:
-            return verify(text, self.task.answer, last_number=self.last_number)
+    def right(self, text: str) -> bool:
+        """Whether a text gives the task's answer."""
+        return verify(text, self.task.answer, last_number=self.last_number)
 
-        return MathRules(right, self.task.problem, self.score_answers_by == "plan")
+    def rules(self) -> MathRules:
+        return MathRules(self.right, self.task.problem, self.score_answers_by == "plan")

@@ -22,6 +22,7 @@ from fractions import Fraction
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
+from mafrt.envs.workflows.graded_rules import GradedRules
 
 _NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
 _STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
@@ -48,65 +49,70 @@ Right = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class MathRules:
+class MathRules(GradedRules):
     """The scores of this module for one problem, as workflows ask for them (`mafrt.envs.workflows.state.TurnRules`)."""
 
     right: Right
-    problem: str
+    problem: str = ""
     by_plan: bool = False
     """Whether an answer that carries out a wrong plan without a mistake is right work."""
 
     def answer(self, text: str, plan: str | None = None) -> Scored:
-        return answer(text, self.right, self.problem, plan if self.by_plan else None)
+        """The team's answer, and whether it is worked out or only stated.
+
+        Worked out: written steps `12 - 5 = 7` all hold, change something, and start from numbers of the problem, if it
+        is known, or from earlier results; the last gives the answer. With `by_plan`, a wrong `plan` that is carried out
+        is as good as a right answer: otherwise an agent that calculates well is punished for plans, and unlearns it.
+        """
+        given = extract_answer(text)
+        if given is None:
+            return Scored(0.0, "No answer is boxed.")
+        steps, value = steps_of(text, self.problem), plain_number(tidy(given))
+        sound = all(step.holds and not step.idle and (step.starts or not self.problem) for step in steps)
+        worked = sound and bool(steps) and value == steps[-1].result
+        if self.right(text):
+            return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
+        if worked and self.by_plan and plan is not None and carried_out(plan) == value:
+            return Scored(10.0, "The wrong plan is carried out without a mistake.")
+        return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")
 
     def plan(self, text: str) -> Scored | None:
-        return plan(text, self.right)
-
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
-        return verdict(said, proposed_right)
+        """Score of a plan that states a result or can be computed; None if only later turns can decide."""
+        # Punctuation alone is an empty plan too.
+        if not re.search(r"\w", text):
+            return Scored(0.0, "The plan is empty.")
+        stated = extract_answer(text)
+        if stated is None and (equals := _STATED.findall(text)):
+            # A list of guesses states no result; results of steps on the way are none.
+            guesses = set(_ANY_STATED.findall(text)) - {result for *_, result in _STEP.findall(text)}
+            if len(guesses) > MOST_GUESSES:
+                return Scored(1.0, f"The plan states {len(guesses)} results.")
+            stated = equals[-1]
+        # A plan that neither states a result nor can be carried out by reading is judged by what follows from it.
+        value = carried_out(text) if stated is None else stated
+        if value is None:
+            return None
+        good = self.right(f"\\boxed{{{value}}}")
+        what = "Carried out, the plan gives" if stated is None else "The plan states"
+        return Scored(10.0 if good else 1.0, f"{what} the {'right' if good else 'wrong'} result.")
 
     def program(self, ran: Ran) -> Scored:
         return program(ran, self.right)
 
-    def bad_call(self, why: str) -> Scored:
-        return bad_call(why)
-
     def report(self, text: str, printed: str | None) -> Scored:
-        return report(text, printed, self.right)
+        """Score of a text without a program; `printed` is None if the agent ran none."""
+        good = _gives(text, self.right)
+        if printed is None:
+            return Scored(4.0 if good else 0.0, "No program was run." + (" The result given is right." if good else ""))
+        if good:
+            return Scored(10.0, "The report gives the right number.")
+        number, shown = _last_number(text), _last_number(printed)
+        if number == shown and (number is not None or re.search(r"\w", text)):
+            return Scored(5.0, "The report repeats what was printed, which is not the right number.")
+        return Scored(0.0, "The report gives neither the right number nor what was printed.")
 
     def prints_right(self, ran: Ran) -> bool:
         return prints_right(ran, self.right)
-
-    def followed(self, right: bool, what: str) -> Scored:
-        return followed(right, what)
-
-
-def plan(text: str, right: Right) -> Scored | None:
-    """Score of a plan that states a result or can be computed; None if only later turns can decide."""
-    # Punctuation alone is an empty plan too.
-    if not re.search(r"\w", text):
-        return Scored(0.0, "The plan is empty.")
-    stated = extract_answer(text)
-    if stated is None and (equals := _STATED.findall(text)):
-        # A list of guesses states no result; results of steps on the way are none.
-        guesses = set(_ANY_STATED.findall(text)) - {result for *_, result in _STEP.findall(text)}
-        if len(guesses) > MOST_GUESSES:
-            return Scored(1.0, f"The plan states {len(guesses)} results.")
-        stated = equals[-1]
-    if stated is not None:
-        good = right(f"\\boxed{{{stated}}}")
-        return Scored(10.0 if good else 1.0, f"The plan states the {'right' if good else 'wrong'} result.")
-    value = carried_out(text)
-    # A plan that cannot be carried out by reading is left to be judged by what follows from it.
-    if value is None:
-        return None
-    good = right(f"\\boxed{{{_shown(value)}}}")
-    return Scored(10.0 if good else 1.0, f"Carried out, the plan gives the {'right' if good else 'wrong'} result.")
-
-
-def followed(right: bool, what: str) -> Scored:
-    """Score of a turn that can only be judged by its consequences."""
-    return Scored(7.0 if right else 2.0, f"What followed from it, {what}, was {'right' if right else 'wrong'}.")
 
 
 def carried_out(text: str) -> Fraction | None:
@@ -144,53 +150,6 @@ def prints_right(ran: Ran, right: Right) -> bool:
     return _gives(ran.stdout, right)
 
 
-def bad_call(why: str) -> Scored:
-    """A tool call that could not be made."""
-    return Scored(1.0, why)
-
-
-def report(text: str, printed: str | None, right: Right) -> Scored:
-    """Score of a text without a program; `printed` is None if the agent ran none."""
-    good = _gives(text, right)
-    if printed is None:
-        return Scored(4.0 if good else 0.0, "No program was run." + (" The result given is right." if good else ""))
-    if good:
-        return Scored(10.0, "The report gives the right number.")
-    number, shown = _last_number(text), _last_number(printed)
-    if number == shown and (number is not None or re.search(r"\w", text)):
-        return Scored(5.0, "The report repeats what was printed, which is not the right number.")
-    return Scored(0.0, "The report gives neither the right number nor what was printed.")
-
-
-def answer(text: str, right: Right, problem: str = "", plan: str | None = None) -> Scored:
-    """The team's answer, and whether it is worked out (from the numbers of `problem`, if given) or only stated.
-
-    With `plan`, its agent is judged by the plan that it was given: a wrong one, carried out without a mistake, is as
-    good as a right answer. Otherwise an agent that calculates well is punished for each wrong plan, and unlearns it.
-    """
-    given = extract_answer(text)
-    if given is None:
-        return Scored(0.0, "No answer is boxed.")
-    worked = worked_out(text, given, problem)
-    if right(text):
-        return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
-    if worked and plan is not None and carried_out(plan) == plain_number(tidy(given)):
-        return Scored(10.0, "The wrong plan is carried out without a mistake.")
-    return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")
-
-
-def worked_out(text: str, given: str, problem: str = "") -> bool:
-    """Whether a text writes steps `12 - 5 = 7` that all hold, the last of which leads to the answer that it gives.
-
-    A step that changes nothing (`7 * 1`, `7 + 0`) is none. Where the problem is given, every step starts from one of
-    its numbers or from the result of an earlier step.
-    """
-    steps = steps_of(text, problem)
-    if not all(step.holds and not step.idle and (step.starts or not problem) for step in steps):
-        return False
-    return bool(steps) and plain_number(tidy(given)) == steps[-1].result
-
-
 @dataclass(frozen=True)
 class WrittenStep:
     """A calculation `12 - 5 = 7` of a text."""
@@ -217,26 +176,11 @@ def steps_of(text: str, problem: str) -> list[WrittenStep]:
         first, second = Fraction(left), Fraction(right)
         result, starts = _apply(sign, first, second), bool({first, second} & known)
         holds = result == Fraction(stated)
-        idle = _neutral(sign, first, second)
+        idle = second == (0 if sign in "+-" else 1) or (sign, first) in (("+", 0), ("*", 1))
         steps.append(WrittenStep((first, sign, second), result, holds, starts, idle, written in asserted))
         if holds:
             known.add(Fraction(stated))
     return steps
-
-
-def _neutral(sign: str, left: Fraction, right: Fraction) -> bool:
-    """Whether a step gives back one of its numbers whatever the other is."""
-    if sign in "+-":
-        return right == 0 or (sign == "+" and left == 0)
-    return right == 1 or (sign == "*" and left == 1)
-
-
-def verdict(said: str | None, proposed_right: bool) -> Scored:
-    """A verdict (`approve`, `reject` or None) on an answer that is right or not."""
-    if said is None:
-        return Scored(0.0, "There is no verdict.")
-    good = (said == "approve") == proposed_right
-    return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {said}.")
 
 
 def _gives(text: str, right: Right) -> bool:
@@ -258,7 +202,3 @@ def _apply(sign: str, left: Fraction, right: Fraction) -> Fraction | None:
     if sign == "/":
         return left / right if right else None
     return left + right if sign == "+" else left - right if sign == "-" else left * right
-
-
-def _shown(value: Fraction) -> str:
-    return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

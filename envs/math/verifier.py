@@ -58,13 +58,14 @@ class Verifier:
 
     def verify_many(self, pairs: Iterable[tuple[str, str]], *, last_number: bool = False) -> list[bool]:
         """Whether each text gives its reference answer, in the order of the pairs."""
-        return [self._one(text, reference, last_number) for text, reference in pairs]
+        return [self.verify(text, reference, last_number=last_number) for text, reference in pairs]
 
     def close(self) -> None:
         """End the worker; the next answer that needs it starts another."""
         self.worker.close()
 
-    def _one(self, text: str, reference: str, last_number: bool) -> bool:
+    def verify(self, text: str, reference: str, *, last_number: bool = False) -> bool:
+        """Whether a text gives the reference answer."""
         given = extract_answer(text, last_number=last_number)
         with self._lock:
             self.stats.asked += 1
@@ -75,25 +76,15 @@ class Verifier:
                 self.stats.too_long += 1
                 return False
             given, reference = tidy(given), tidy(boxed(reference) or reference)
-            if given != reference:
-                plain = same_bases(given, reference)
-                if plain is None:
-                    self.stats.quick += 1
-                    return False
-                given, reference = plain
-            verdict = quick_verdict(given, reference)
-            if verdict is not None:
-                self.stats.quick += 1
-                return verdict
-            given, reference = latex(given), latex(reference)
-            verdict = quick_verdict(given, reference)
-            if verdict is not None:
-                self.stats.quick += 1
-                return verdict
-            parts = comparable(given, reference)
+            plain = (given, reference) if given == reference else same_bases(given, reference)
+            verdict = False if plain is None else quick_verdict(*plain)
+            if plain is not None and verdict is None:
+                plain = latex(plain[0]), latex(plain[1])
+                verdict = quick_verdict(*plain)
+            parts = None if plain is None or verdict is not None else comparable(*plain)
             if parts is None:
                 self.stats.quick += 1
-                return False
+                return bool(verdict)
             return all(self._equal(part, wanted) for part, wanted in parts)
 
     def _equal(self, given: str, reference: str) -> bool:
@@ -143,7 +134,7 @@ def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
     The answer of a text is its last \\boxed{...} or \\fbox{...}, else the text after its last `####`, else (only with
     `last_number`) its last number; a text that gives none is not right, nor is one whose last box is cut off.
     """
-    return _SHARED.verify_many([(text, answer)], last_number=last_number)[0]
+    return _SHARED.verify(text, answer, last_number=last_number)
 
 
 def verify_many(pairs: Sequence[tuple[str, str]], *, last_number: bool = False) -> list[bool]:

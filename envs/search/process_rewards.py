@@ -16,10 +16,11 @@ from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math import process_rewards
 from mafrt.envs.search.answers import WHOLE, exact_match, f1, given_answer, mentions, normalize
+from mafrt.envs.workflows.graded_rules import GradedRules
 
 
 @dataclass(frozen=True)
-class SearchRules:
+class SearchRules(GradedRules):
     """Scores for one question (`mafrt.envs.workflows.state.TurnRules`)."""
 
     golden: Sequence[str]
@@ -59,23 +60,8 @@ class SearchRules:
         agreement = f1(given, self.golden)
         return Scored(10.0 * agreement, f"The answer has F1 {agreement:.2f}.")
 
-    def plan(self, text: str) -> None:
-        return None
-
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
-        return process_rewards.verdict(said, proposed_right)
-
     def program(self, ran: Ran) -> Scored:
         return process_rewards.program(ran, self.right)
 
-    def bad_call(self, why: str) -> Scored:
-        return process_rewards.bad_call(why)
-
-    def report(self, text: str, printed: str | None) -> None:
-        return None
-
     def prints_right(self, ran: Ran) -> bool:
         return process_rewards.prints_right(ran, self.right)
-
-    def followed(self, right: bool, what: str) -> Scored:
-        return process_rewards.followed(right, what)

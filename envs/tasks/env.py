@@ -113,6 +113,3 @@ class GradeRules(GradedRules):
 
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok" and self.right(ran.stdout)
-
-    def followed(self, right: bool, what: str) -> Scored:
-        return Scored(7.0 if right else 2.0, f"{what} was {'graded above 0' if right else 'graded 0 or less'}.")
