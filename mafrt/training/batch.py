@@ -116,24 +116,17 @@ class MicroBatch(NamedTuple):
 def split(
     turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]] | None = None, *, packs: bool = False
 ) -> list[list[int]]:
-    """Group turns, at most `max_tokens` (or a single row) per group.
+    """Groups of indices into `turns`, at most `max_tokens` computed tokens (or a single row) per group.
 
-    Args:
-        turns: the batch.
-        max_tokens: that are computed for a group.
-        rows: to group: indices of the turns that a row has, the longest last; None: all, those of an agent that
-            continue one another in one row (`joined_turns.py`).
-        packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every row
-            counts as long as the longest of its group.
-
-    Returns:
-        Groups of indices into `turns`: those of one prompt follow one another, or the shortest rows come first.
+    `rows`: indices of the turns of each row, the longest last; None: turns of an agent that continue one another share
+    one. `packs`: a pass leaves out padding and computes the prompt of several turns once; otherwise every row counts as
+    long as the longest of its group.
     """
-    rows = _of_agents(turns) if rows is None else rows
+    rows = joined_by_agent(turns) if rows is None else rows
     return _by_prompt(turns, max_tokens, rows) if packs else _by_width(turns, max_tokens, rows)
 
 
-def _of_agents(turns: Sequence[Turn]) -> list[list[int]]:
+def joined_by_agent(turns: Sequence[Turn]) -> list[list[int]]:
     return join(turns, [turn.agent for turn in turns])
 
 
@@ -188,13 +181,9 @@ def by_length(turns: Sequence[Turn], rows: Iterable[list[int]]) -> list[list[int
 
 
 def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[MicroBatch]:
-    """Micro-batches of this process's share of `turns`; token counts are balanced over the processes.
-
-    A forward of a sharded base is collective, so all processes must run equally many: those with fewer micro-batches
-    append dummy ones.
-    """
+    """Micro-batches of this process's share of `turns`; a sharded base's passes are collective, so some are dummies."""
     # An adapter of scope `action` has read each turn's prompt as the base does, its own earlier answers too.
-    rows = [[turn] for turn in range(len(turns))] if base.activated else _of_agents(turns)
+    rows = [[turn] for turn in range(len(turns))] if base.activated else joined_by_agent(turns)
     if base.processes.size > 1:
         rows = base.processes.share(by_length(turns, rows))
     parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs)]

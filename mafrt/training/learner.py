@@ -171,23 +171,19 @@ class Learner:
         """Update the adapters of `agents` with the advantages of their turns; all others stay bit-identical.
 
         Args:
-            turns: the batch.
+            turns: the batch; those without advantages are ignored.
             agents: agents whose adapters learn.
             iteration: iterations completed before this one.
             weights: factor on the policy terms of each of `turns` (HAPPO's compound ratio).
             adapter_of: agent -> adapter; None: the constructor's.
-            kl_coef: weight of the KL to the reference in the loss; None: the setting's. Ignored where the KL is in
-                the reward.
+            kl_coef: weight of the KL to the reference, if it is in the loss; None: the setting's.
 
-        Turns without advantages, and turns of agents that do not learn, are ignored. A mini-batch whose gradient for
-        an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite after the update
-        is rolled back to its weights before it. Both events are counted.
+        A mini-batch whose gradient for an adapter is not finite is skipped for it; an adapter that is not finite after
+        the update is rolled back.
 
         Returns:
-            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
-            `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
-            `step_kl` and `step_kept` with a limit on the step; and `skipped_updates`, `rollbacks`, `nonfinite_terms`,
-            `epochs`. Where turns without a signal need no pass, the first six are means over the others.
+            Metrics by name, per adapter and of the update (docs/runs.md). Where turns without a signal need no
+            pass, means are over the others.
         """
         settings = self.objective.settings
         context = UpdateContext(
