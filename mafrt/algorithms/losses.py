@@ -57,16 +57,11 @@ def policy_loss(terms: PolicyTerms, settings: PolicyLossSettings) -> tuple[Tenso
 
     `level="token"`: k runs over tokens, rho = exp(logprob - old). `level="action"`: k runs over turns,
     rho = exp(sum of the turn's log-ratios / m), m = 1 (`normalization_mode="sum"`), the turn's tokens (`"token"`) or
-    its words (`"word"`, TWOSOME, 2401.14151); a turn's advantage and weight are those of its tokens, which all share
-    them. `dual_clip=c` bounds the loss of a term with A < 0 by -c * A (Ye 2020, 1912.09729).
+    its words (`"word"`, TWOSOME, 2401.14151); a turn's tokens share advantage and weight. `dual_clip=c` bounds the loss
+    of a term with A < 0 by -c * A (Ye 2020, 1912.09729). The denominator may be a constant (Dr. GRPO).
 
-    Args:
-        terms: log-probabilities, advantages and weights. Its `denominator` may be a constant (Dr. GRPO).
-        settings: level, clips and normalisation; an `Algorithm` is one.
-
-    Returns:
-        the loss, and sums `count`, `clipped` (terms where the clip cuts the gradient off), `approx_kl`
-        (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`; and `ratio_max`.
+    Returns the loss, and sums over the terms, among them `clipped` (where the clip cuts the gradient off) and
+    `approx_kl` (rho - 1 - log rho, Schulman's k3 of the old against the new policy).
     """
     check_denominator(terms.denominator)
     log_ratio, advantage, weight, good = _by_action(terms, settings)
