@@ -88,11 +88,7 @@ class Collector:
         return order if not first else lambda draw: order(draw - first)
 
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
-        """The batch of `iteration`, played now, or taken from the background rollout.
-
-        Args:
-            iteration: iterations completed before it.
-            drawn: position in the data before it.
+        """The batch of `iteration` (those completed before it), played now or meanwhile, from position `drawn` on.
 
         Raises:
             EnvError: not one episode was finished.
@@ -160,16 +156,7 @@ class Collector:
 
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
         """Play a stream of tasks and judge the episodes: whole groups in each process, and all of them in all."""
-        processes, slots = self.processes, own_slots(self.processes, starts.slots, starts.n_samples)
-
-        def play() -> tuple[list[Episode], PlayStats]:
-            with stage("playing", len(slots)) as advance:
-                return player.play(
-                    self.envs[: len(slots)],
-                    lambda slot, finished: starts.next_start(slots[slot], finished, advance),
-                    self.interrupted,
-                )
-
+        processes, play = self.processes, partial(self._play_share, player, starts)
         with self.base.whole():
             episodes, stats = play() if processes.size == 1 else gathered(processes, play, starts)
             # Within the same context: a coach on the base itself samples with its weights.
@@ -178,6 +165,16 @@ class Collector:
             elif self.judge is not None:
                 judged_by_first(processes, self.judge.judge, episodes)
         return episodes, stats
+
+    def _play_share(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
+        """Play this process's slots."""
+        slots = own_slots(self.processes, starts.slots, starts.n_samples)
+        with stage("playing", len(slots)) as advance:
+            return player.play(
+                self.envs[: len(slots)],
+                lambda slot, finished: starts.next_start(slots[slot], finished, advance),
+                self.interrupted,
+            )
 
     def _replay(self, player: Player, batch: CollectedBatch) -> None:
         """Play the batch again as far as credit and audits ask for it."""

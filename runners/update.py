@@ -65,13 +65,7 @@ class Updater:
     def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> Any:
         """Fill the values, the reference's log-probabilities and, where the sampler's are others, the trainer's own.
 
-        Args:
-            episodes: those that are learnt from, judged if there is a coach.
-            plan: of the iteration.
-            iteration: iterations completed before it.
-
-        Returns:
-            Features of the batch, which the rule's critic takes back in `update`; None where it has nothing to read.
+        Returns features of the batch, which the rule's critic takes back in `update`; None where it reads nothing.
         """
         rule, turns = self.rule, [turn for episode in episodes for turn in episode.turns]
         features: Any = None

@@ -274,14 +274,9 @@ def view(name: str) -> View:
 def written(
     problem: str, said: Said, names: Sequence[str] = (), note: str | None = None, headings: Sequence[str] = ()
 ) -> str:
-    """`Problem: ...`, then a line `role: text` for each visible utterance.
+    """`Problem: ...`, the workflow's line `note`, then a line `role: text` for each visible utterance.
 
-    Neither the problem nor an utterance can write a line of another one: see `mafrt.core.transcript.quoted`.
-
-    Args:
-        names: of all who may speak; those who did are known.
-        note: a line of the workflow after the problem.
-        headings: all such lines that the workflow writes.
+    None of them can write a line of another, nor one of `headings`: see `mafrt.core.transcript.quoted`.
     """
     begins = speakers((*names, *dict(said)))
     first = f"Problem: {quoted(problem, begins, headings=headings)}" + (f"\n{note}" if note else "")

@@ -243,8 +243,9 @@ def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns])
         if advantages := [advantage for turn in turns for advantage in turn.advantages or ()]:
             out[f"advantage_mean/{agent}"] = mean(advantages)
             out[f"advantage_std/{agent}"] = std(advantages, unbiased=False)
-        pairs = [(turn.logprobs if turn.old_logprobs is None else turn.old_logprobs, turn.ref_logprobs) for turn in turns]
-        gaps = [ref - old for olds, refs in pairs for old, ref in zip(olds, refs or (), strict=False)]
+        olds = [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns]
+        refs = [turn.ref_logprobs or () for turn in turns]
+        gaps = [ref - old for both in zip(olds, refs, strict=True) for old, ref in zip(*both, strict=False)]
         # k3, bounded as in the losses: one far-off token must not make the mean infinite.
         if k3 := [math.exp(min(gap, 20.0)) - gap - 1.0 for gap in gaps if math.isfinite(gap)]:
             out[f"ref_kl/{agent}"] = mean(k3)

@@ -162,7 +162,7 @@ def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> li
 
 
 def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:
-    """Mean (or sum, `reduce`) over the rows in the loss; with `to_go` the mean of outcome and penalties, and all pay."""
+    """Mean or sum (`reduce`) over rows in the loss; with `to_go` the mean of outcome and penalties, and all pay."""
     known = [row for row in rows if row.dropped is None]
     rewards = [row.reward if kl else row.bare for row in known]
     if settings.reduce == "sum":

@@ -291,14 +291,20 @@ def blank(tensor: Tensor, good: Tensor) -> Tensor:
     return torch.where(good, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
-def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
-    """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
+def sum_stats(parts: Iterable[Stats]) -> dict[str, float]:
+    """Statistics of several micro-batches as those of one: sums, and maxima of `*_max`."""
     totals: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
             number = float(value)
             known = totals.get(name, 0.0)
             totals[name] = max(known, number) if name.endswith("_max") else known + number
+    return totals
+
+
+def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
+    """Means of the statistics of micro-batches, by `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
+    totals = sum_stats(parts)
     count = max(totals.get("count", 0.0), 1.0)
     kept = ("count", "nonfinite")
     return {name: v if name in kept or name.endswith("_max") else v / count for name, v in totals.items()}

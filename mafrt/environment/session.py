@@ -237,11 +237,7 @@ def session_of(env: Env) -> Session:
 
 @contextmanager
 def attributed(env: Env, method: str) -> Iterator[None]:
-    """Within it, an exception of the user's code becomes an EnvError with class, method, step, cause, file and line.
-
-    Errors of this library pass unchanged. So does KeyboardInterrupt; SystemExit does not, since an environment is not
-    to end the run.
-    """
+    """Within it, an exception of the user's code becomes an EnvError with class, method, step, cause, file and line."""
     try:
         yield
     except (MafrtError, KeyboardInterrupt):
@@ -256,11 +252,7 @@ def attributed(env: Env, method: str) -> Iterator[None]:
 
 @contextmanager
 def guarded_globals(env: Env, method: str) -> Iterator[None]:
-    """Within it, the user's code must leave torch's global switches alone: training reads them too.
-
-    Raises:
-        EnvError: gradients were switched on or off, or the default dtype was changed. The old value is back.
-    """
+    """Put back torch's global switches, which training reads too; EnvError if the user's code has changed them."""
     torch = sys.modules.get("torch")  # an environment that has not imported torch cannot have changed it
     if torch is None or not hasattr(torch, "is_grad_enabled"):
         yield

@@ -217,7 +217,7 @@ class Placeholders:
         return self._mark.sub(lambda match: "".join(self._parts[int(match[1])]), text) if self else text
 
     def encode(self, filled: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a filled-in template with the texts in it, as characters. ConfigError: no cut makes them that."""
+        """Token ids of a filled-in template with the texts in it as characters; ConfigError where no cut does it."""
         whole = self._ids(filled, add_special_tokens)
         if not self:
             return whole

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from os.path import commonprefix
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -264,7 +263,8 @@ def _ordered_families(
             # One number for token and adapter: rows are then compared as plain lists.
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
-        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared, most)
+        fresh = [[] if n in past else row for n, row in enumerate(tokens)]
+        families, prefix = _families(fresh, groups, least_shared, most)
         families += _with_one_past(past, owner, lengths, most)
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
@@ -300,9 +300,11 @@ def _families(
         last = families[-1][-1] if families else None
         if last is not None and owner[last] == owner[row]:
             # The last token of a row stays its own, so that no row is without a suffix.
-            common = len(commonprefix([tokens[last], tokens[row]]))
-            both = min(common, len(tokens[row]) - 1, len(tokens[last]) - 1)
+            longest = min(len(tokens[row]), len(tokens[last])) - 1
+            pairs = enumerate(zip(tokens[last], tokens[row], strict=False))
+            common = next((place for place, (a, b) in pairs if a != b), longest)
             # The prefix of a family only shrinks as rows join it.
+            both = min(common, longest)
             both = min(both, prefix.get(families[-1][0], both))
             grown = size + len(tokens[row]) - both
             if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= most:

@@ -8,7 +8,7 @@ turns as flat indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,16 +51,16 @@ class Batch:
 
     def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
         """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
-        return self.gather_all([lists])[0]
+        return self.gather_all({"values": lists})["values"]
 
-    def gather_all(self, several: Sequence[Iterable[Sequence[float] | None]]) -> list[Tensor]:
-        """`gather` of several kinds of values, in one transfer."""
+    def gather_all(self, several: Mapping[str, Iterable[Sequence[float] | None]]) -> dict[str, Tensor]:
+        """`gather` of several kinds of values by name, in one transfer."""
         flat: list[float] = []
-        for lists in several:
+        for lists in several.values():
             for turn, values in zip(self.turns, lists, strict=True):
                 flat += [float("nan")] * len(turn.action_ids) if values is None else values
         every = floats(flat).to(self.input_ids.device)
-        return list(every.split(len(self.targets))) if len(self.targets) else [every for _ in several]
+        return dict(zip(several, every.view(len(several), -1), strict=True))
 
     def scatter(self, values: Tensor) -> list[list[float]]:
         """The inverse of `gather`: one list per turn from [N]."""
@@ -146,15 +146,12 @@ def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]])
 
 
 def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
-    def place(row: list[int]) -> tuple[object, ...]:
-        turn = turns[row[0]]
-        # The prompt before the agent, since agents of scope `action` share what all of them read.
-        return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row[0]
-
     groups: list[list[int]] = []
     size = width = count = 0
     last: Turn | None = None
-    for row in sorted(rows, key=place):
+    # The prompt before the agent, since agents of scope `action` share what all of them read.
+    first = [(len(t.prompt_ids), t.prompt_ids, t.agent, len(t.action_ids)) for t in (turns[row[0]] for row in rows)]
+    for _, _, row in sorted((key, row[0], row) for key, row in zip(first, rows, strict=True)):
         turn, length = turns[row[0]], _length(turns[row[-1]])
         again = last is not None and last.agent == turn.agent and last.prompt_ids == turn.prompt_ids
         # What `mafrt.models.packing` shares at least.

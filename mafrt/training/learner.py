@@ -312,7 +312,7 @@ class Learner:
                 # With a gradient of exactly 0 no step was made, so the weights and what is cached of them still hold.
                 if norm > 0.0:
                     self.base.bump(name)
-                metrics.add_norm(name, norm)
+                metrics.add(name, "step", {"norm": norm, "count": torch.ones(())})
             else:
                 metrics.skipped += 1
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
