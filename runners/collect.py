@@ -112,10 +112,9 @@ class Collector:
     def play(self, iteration: int, drawn: int) -> CollectedBatch:
         """Play the batch of `iteration` now; see `batch`."""
         adapter_of = self.rule.schedule.plan(iteration).adapters
-        # The adapters of the schedule for this iteration, or their copies.
-        player = self.player.with_adapters(
-            self.async_rollout.adapters(adapter_of) if self.async_rollout is not None else adapter_of
-        )
+        if self.async_rollout is not None:
+            adapter_of = self.async_rollout.adapters(adapter_of)  # copies, which no update changes
+        player = self.player.with_adapters(adapter_of)
         turns = self.config.play.episode_length * len(player.team.agents)
         starts = self._stream(iteration, self.blocks, drawn, 0, turns)
         episodes, stats = self._play_through(player, starts)
@@ -124,22 +123,26 @@ class Collector:
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         batch = CollectedBatch(episodes, stats, starts.drawn)
         if self.rule.sampling_rounds:
-            resampled = resample(
-                episodes,
-                stats,
-                rounds=self.rule.sampling_rounds,
-                flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
-                stream=partial(self._stream, iteration),
-                play=partial(self._play_through, player),
-                blocks=self.blocks,
-                drawn=starts.drawn,
-                dealt=starts.rounds,
-            )
-            stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
-            batch = CollectedBatch(resampled.episodes, stats, resampled.drawn)
+            batch = self._resampled(batch, player, iteration, starts)
         if self.rule.contribution or self.config.play.audit_turns:
             self._replay(player, batch)
         return batch
+
+    def _resampled(self, batch: CollectedBatch, player: Player, iteration: int, starts: TaskStream) -> CollectedBatch:
+        """The batch with further groups in place of those without spread (dynamic sampling, DAPO)."""
+        resampled = resample(
+            batch.episodes,
+            batch.stats,
+            rounds=self.rule.sampling_rounds,
+            flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
+            stream=partial(self._stream, iteration),
+            play=partial(self._play_through, player),
+            blocks=self.blocks,
+            drawn=starts.drawn,
+            dealt=starts.rounds,
+        )
+        batch.stats.sampling_rounds, batch.stats.groups_replaced = resampled.rounds, resampled.replaced
+        return CollectedBatch(resampled.episodes, batch.stats, resampled.drawn)
 
     def _stream(self, iteration: int, tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
         play = self.config.play

@@ -265,7 +265,8 @@ def _ordered_families(
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
         fresh = [[] if n in past else row for n, row in enumerate(tokens)]
         families, prefix = _families(fresh, groups, least_shared, most)
-        families += _with_one_past(past, owner, lengths, most)
+        if past:
+            families += _with_one_past(past, owner, lengths, most)
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
     return families, prefix
@@ -304,8 +305,7 @@ def _families(
             pairs = enumerate(zip(tokens[last], tokens[row], strict=False))
             common = next((place for place, (a, b) in pairs if a != b), longest)
             # The prefix of a family only shrinks as rows join it.
-            both = min(common, longest)
-            both = min(both, prefix.get(families[-1][0], both))
+            both = min(common, longest, prefix.get(families[-1][0], longest))
             grown = size + len(tokens[row]) - both
             if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= most:
                 families[-1].append(row)

@@ -301,15 +301,14 @@ class SharedBase(AdaptedModel):
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
         # None stands for all, and must not become an empty set, which would stop every gradient.
         learn = None if train is None else frozenset(self._record(name).index for name in train)
-        flat_mask = attention_mask is not None and attention_mask.dim() == 2
+        flat_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         shares = position_ids is None
-        if position_ids is None and attention_mask is not None and flat_mask:
+        if shares and flat_mask is not None:
             # Rows that are padded on the left count from their first real token.
-            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
-        if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
+            position_ids = (flat_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
+        if self._packs and past_key_values is None and flat_mask is attention_mask:
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
-        whole = shares and flat_mask and past_key_values is None
-        if whole and attention_mask is not None and bool(attention_mask[:, 0].all()):
+        if shares and flat_mask is not None and past_key_values is None and bool(flat_mask[:, 0].all()):
             # Rows that are padded on the right have the positions that the model gives them, which some count from 2.
             position_ids = None
         given = {
@@ -414,18 +413,12 @@ class SharedBase(AdaptedModel):
         return routing if routing.present or bare else None
 
     def token_logprobs(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        temperature: float | Tensor = 1.0,
-        chunk: int | None = None,
-        entropy_grad: bool = True,
+        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, *, entropy_grad: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy, `[N]` each, from `hidden` `[N, d]`: `mafrt.models.logprobs`."""
         with self.sharding.head() if self.sharding is not None else nullcontext():
-            return logprobs.token_logprobs(
-                hidden, targets, self._frozen_head(), temperature=temperature, chunk=chunk, entropy_grad=entropy_grad
-            )
+            head = self._frozen_head()
+            return logprobs.token_logprobs(hidden, targets, head, temperature=temperature, entropy_grad=entropy_grad)
 
     def _frozen_head(self) -> logprobs.FrozenHead:
         # The weight of a sharded head is there for a moment only.

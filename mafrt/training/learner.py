@@ -273,7 +273,6 @@ class Learner:
         rates: Mapping[str, float],
     ) -> UpdateMetrics:
         """One optimizer step per adapter from the mini-batch `rows` of `turns`, with these learning rates."""
-
         mini_batch = [turns[row] for row in rows]
         follows = self.learn.lr_follows_signal
         scales = signal_scale(mini_batch, lambda turn: context.adapter_of[turn.agent]) if follows else {}
@@ -284,7 +283,10 @@ class Learner:
         kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
         silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
         passing = [row for row in rows if turns[row].has_signal] if silent else rows
-        denominators = self._denominators(mini_batch, adapters, context)
+        denominators = {name: LossDenominators() for name in adapters}
+        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
+        for turn in mini_batch:
+            denominators[context.adapter_of[turn.agent]].add(turn, self.objective)
         while True:
             self._clear(adapters)
             metrics = UpdateMetrics(adapters)
@@ -318,21 +320,6 @@ class Learner:
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
         self._clear(adapters)
         return metrics
-
-    def _denominators(
-        self, mini_batch: Sequence[Turn], adapters: Sequence[str], context: UpdateContext
-    ) -> dict[str, LossDenominators]:
-        """Tokens and turns of each adapter in the mini-batch."""
-        denominators = {name: LossDenominators() for name in adapters}
-        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
-        for turn in mini_batch:
-            denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
-            denominator.tokens += len(turn.action_ids)
-            denominator.turns += 1
-            denominator.policy += (
-                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
-            )
-        return denominators
 
     def _backward(
         self,

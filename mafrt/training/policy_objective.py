@@ -118,6 +118,12 @@ class LossDenominators:
     policy: int = 0
     """denominator of the policy loss: tokens, turns, or a constant number of tokens per turn (Dr. GRPO)"""
 
+    def add(self, turn: Turn, objective: Objective) -> None:
+        """Count a turn."""
+        tokens, fixed = len(turn.action_ids), objective.turn_tokens
+        self.tokens, self.turns = self.tokens + tokens, self.turns + 1
+        self.policy += 1 if objective.settings.level == "action" else fixed[turn.agent] if fixed else tokens
+
 
 @dataclass(frozen=True)
 class Objective:
