@@ -131,10 +131,7 @@ def _rows(
     penalise: bool = False,
     **changes: Any,
 ) -> tuple[Algorithm, Trajectories, CreditContext, int]:
-    """The algorithm, the rows of the batch, the context with what was left to be inferred, and the spans not located.
-
-    `settings` are the algorithm's or the context's; `changes` the algorithm's for these rows; `penalise`: with the KL.
-    """
+    """The algorithm, the batch's rows (with the KL: `penalise`), the context completed, and the spans not located."""
     about = context or CreditContext()
     if settings or isinstance(rule, str):
         names = {item.name for item in dataclasses.fields(CreditContext)} - {"kl_coef"}

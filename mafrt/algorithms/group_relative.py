@@ -189,7 +189,6 @@ def relative(
         rewards: of the samples.
         scale: divide by the unbiased standard deviation + `eps`.
         baseline: "mean", or "leave_one_out".
-        eps: added to the deviation.
         bare: the rewards without the KL penalty; where they have no spread, the KL's is not scaled up to 1.
         size: the largest number that the rewards were computed from; see `no_spread`.
         alike: samples of equal keys are compared with each other, those of all keys divided by one deviation; None: all

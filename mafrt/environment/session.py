@@ -91,11 +91,7 @@ class Session(Env):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
-        """Begin an episode; see `Env.reset`.
-
-        Raises:
-            EnvError: the environment raised or broke its contract.
-        """
+        """Begin an episode; see `Env.reset`. EnvError if the environment breaks its contract."""
         check_task(self._name, self.num_tasks, options)
         self.done, self._acting, self._played = True, frozenset(), None
         observations, info, generator = self._reset(seed, options)
@@ -118,11 +114,7 @@ class Session(Env):
         return *checked_reset(env.agents, f"{self._name}.reset()", result), generator
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        """One step; see `Env.step`. Observations of an episode that is over are empty.
-
-        Raises:
-            EnvError: the environment raised or broke its contract, or an agent acted that had not to.
-        """
+        """One step; see `Env.step`. EnvError if the environment breaks its contract, or an agent acts out of turn."""
         name = self._name
         if self.done:
             raise EnvError(f"{name}.step() was called before reset() or after the episode ended; call reset() first")

@@ -145,15 +145,12 @@ def joined(first: PromptKV, second: PromptKV) -> PromptKV:
 
 
 def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:
-    """Hidden states after each prompt's last token `[prompts, d]`, and keys and values; its adapter acts on all of it.
-
-    Prompts of like length go together, padded on the right: causal attention needs no mask then.
-    """
+    """Hidden states after each prompt's last token `[prompts, d]`, and keys and values of all of it."""
     device = base.device
     last: Tensor | None = None
     kv: PromptKV | None = None
     for chunk in chunked([len(p) for p in prompts], PREFILL_TOKENS.get(device.type, 16384)):
-        # Sorted by adapter, so that each adapter's tokens are one run.
+        # Padded on the right, since causal attention needs no mask then; each adapter's tokens are one run.
         chunk.sort(key=lambda i: adapters[i])
         lengths = torch.tensor([len(prompts[i]) for i in chunk])
         span = int(lengths.max())

@@ -139,11 +139,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
 
-    `hidden` `[N, d]` after the final norm, `targets` `[N]`.
-    The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
-    `chunk` is the number of tokens whose logits exist at a time (default: `chunk_tokens`).
-    Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
-    only logged.
+    `hidden` `[N, d]` after the final norm, `targets` `[N]`; the distribution is softmax(logits / temperature), with a
+    number or `[N]`, all above 0. `chunk` tokens' logits exist at a time (default: `chunk_tokens`). Differentiable with
+    respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is only logged.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:

@@ -280,11 +280,7 @@ def encode_outside(tokenizer: Any, text: str, keep: Collection[str] = ()) -> lis
 
 
 def answer_text(tokenizer: Any, ids: Sequence[int], ends: Collection[int]) -> str:
-    """The text of sampled tokens, without the end token that closes it.
-
-    Other special tokens are written, and an id that stands for no text is U+FFFD: were it left out, another answer
-    would be graded.
-    """
+    """The text of sampled tokens without the end token that closes it; an id that stands for no text is U+FFFD."""
     said = list(ids[:-1] if len(ids) and ids[-1] in ends else ids)
     text, piece = "", []
     for token, word in zip(said, tokenizer.convert_ids_to_tokens(said), strict=True):

@@ -72,10 +72,7 @@ class Family:
 
     @cached_property
     def mask(self) -> Tensor:
-        """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest attends to.
-
-        Made where and when a form of attention asks for it, since it is by far the largest of all these.
-        """
+        """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest attends to."""
         longest = self.rests.shape[1]
         ones = torch.ones(longest, self.shared + longest, dtype=torch.bool, device=self.rests.device)
         return ones.tril(self.shared)
@@ -195,9 +192,8 @@ def pack(
         index: `[B]` or `[B, T]` on the CPU: the adapter of each row or token, -1 for none.
         device: of the result.
         ids: `[B, T]` token ids; given, beginnings that rows have in common, in tokens and adapters, are computed once.
-        least_shared: tokens of the shortest prefix that is shared.
+        least_shared: tokens of the shortest prefix that is shared; `most`: of a family, None: `MOST_TOKENS`.
         beginnings: of the rows; their pass comes first, and this one has the other tokens.
-        most: tokens of a family; None: `MOST_TOKENS`.
     """
     real, past = (real, {}) if beginnings is None else (beginnings.rest, beginnings.of_row)
     lengths = [int(length) for length in real.sum(1).tolist()]

@@ -390,8 +390,8 @@ class SharedBase(AdaptedModel):
             return hidden
         ids, positions = (part[packing.take].unsqueeze(0) for part in flat)
         # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
-        given = {"input_ids": ids, "position_ids": positions, "attention_mask": ids.new_zeros(1, 1, 1, 1)}
-        given |= {"use_cache": False, "packing": packing, "compute": self.compute}
+        given: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        given |= {"attention_mask": ids.new_zeros(1, 1, 1, 1), "packing": packing, "compute": self.compute}
         with self.context.use(self._make_routing(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
             packed = self._run(lambda: self.inner(**given).last_hidden_state).squeeze(0)
         return hidden.index_copy_(0, packing.places, packed if packing.in_order else packed[packing.source])

@@ -150,11 +150,7 @@ class RunningEpisode:
         return self.episode.id
 
     def advance(self, answers: Answers, result: StepResult | EnvError, team: Sequence[str]) -> bool:
-        """Record a step: its turns, and its result. Returns whether the episode is over.
-
-        Raises:
-            EnvError: the environment raised, or its result does not fit the team or the turns so far.
-        """
+        """Record a step; whether the episode is over. EnvError if its result is one, or fits no team or turn."""
         for agent, (request, answer) in answers.items():
             turn = Turn(
                 agent=agent,
@@ -183,17 +179,13 @@ class RunningEpisode:
         return over
 
     def take(self, result: StepResult) -> None:
-        """Fill turns and episode from a step's result; what is about an agent goes to its latest turn.
-
-        Raises:
-            EnvError: a reward or evidence for an agent that has not acted yet.
-        """
+        """Fill turns and episode from a step's result; what is about an agent goes to its latest turn, or raises."""
         for agent, reward in result.rewards.items():
             if (turn := self.last_turn.get(agent)) is not None:
                 # None means that nothing was paid, which is not the same as a reward of 0.
-                turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+                turn.reward = (turn.reward or 0.0) + reward
                 if reward and turn.env_step != self.env_step:
-                    turn.late = [*turn.late, (self.env_step, float(reward))]  # forks share the list of the turn
+                    turn.late = [*turn.late, (self.env_step, reward)]  # forks share the list of the turn
             # A reward of 0 loses nothing, so environments may name all agents in every step.
             elif reward:
                 raise EnvError(f"{self.env.class_name} rewards {agent!r} with {reward} before it has acted.")
@@ -201,7 +193,7 @@ class RunningEpisode:
             paid = next((t for t in self.episode.turns if t.agent == agent and t.env_step == step), None)
             if paid is None:
                 raise EnvError(f"{self.env.class_name} pays {agent!r} for step {step}, in which it did not act.")
-            paid.reward = reward if paid.reward is None else paid.reward + reward
+            paid.reward = (paid.reward or 0.0) + reward
         for agent, new in result.info.get("evidence", {}).items():
             if (turn := self.last_turn.get(agent)) is None:
                 raise EnvError(f"{self.env.class_name} gives evidence about {agent!r} before it has acted.")

@@ -135,18 +135,22 @@ class TreePlayer(Player):
     ) -> bool:
         """Let a fork take its step; False if its environment raised."""
         fork = trial.fork
-        try:
-            fork.advance(trial.answers, result, self.team.names)
-            sound = True
-        except EnvError as error:
-            log.debug("an alternative is lost: %s", error)
-            stats.tree_errors += 1
-            sound = False
+        sound = self._stepped(trial, result)
+        stats.tree_errors += not sound
         [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
         # The turns of the others were needed to step the fork; a branch teaches its own alternative only.
         turn.turn, fork.episode.turns = position, [turn]
         fork.env.close()
         return sound
+
+    def _stepped(self, trial: Alternative, result: StepResult | EnvError) -> bool:
+        """Record a fork's answers and take its step; False if its environment raised."""
+        try:
+            trial.fork.advance(trial.answers, result, self.team.names)
+        except EnvError as error:
+            log.debug("an alternative is lost: %s", error)
+            return False
+        return True
 
     def _best(self, trials: Sequence[list[Alternative]], stats: PlayStats) -> list[int]:
         """Score the trials of each tree and keep them as branches; the number of each tree's best alternative."""

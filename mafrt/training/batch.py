@@ -75,10 +75,7 @@ def collate(
     device: torch.device,
     active_from: Callable[[Turn], int] = lambda _: 0,
 ) -> Batch:
-    """Pad `turns` into one batch on `device`. Every turn must have at least one action token.
-
-    `active_from` gives the position of the first token on which a turn's adapter acts (`SharedBase.active_from`).
-    """
+    """Pad `turns`, of at least one action token each, into one batch; `active_from` as of `SharedBase`."""
     owners = [(adapter_index(turn), active_from(turn)) for turn in turns]
     joined = join(turns, owners)
     lengths = [_length(turns[own[-1]]) for own in joined]

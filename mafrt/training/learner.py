@@ -179,11 +179,7 @@ class Learner:
             kl_coef: weight of the KL to the reference, if it is in the loss; None: the setting's.
 
         A mini-batch whose gradient for an adapter is not finite is skipped for it; an adapter that is not finite after
-        the update is rolled back.
-
-        Returns:
-            Metrics by name, per adapter and of the update (docs/runs.md). Where turns without a signal need no
-            pass, means are over the others.
+        the update is rolled back. Returns metrics by name (docs/runs.md), means over the turns that need a pass.
         """
         settings = self.objective.settings
         context = UpdateContext(
@@ -232,12 +228,10 @@ class Learner:
         # Read together: a GPU would be waited for at every adapter, and at each of its hundreds of tensors.
         sizes = on_cpu([largest(self.base.adapter_parameters(name)) for name in before])
         for (name, weights), size in zip(before.items(), sizes, strict=True):
-            if torch.isfinite(size):
-                continue
-            if torch.isfinite(largest(weights)):
+            if not torch.isfinite(size) and torch.isfinite(largest(weights)):
                 self._roll_back(name, weights)
                 rollbacks += 1
-            else:
+            elif not torch.isfinite(size):
                 log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
         return rollbacks
 
@@ -339,12 +333,8 @@ class Learner:
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
         weights = None if context.weights is None else [context.weights[row] for row in rows]
-        part = LossBatch(
-            *(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights),
-            kl_coef=context.kl_coef,
-            entropy_share=context.entropy_share,
-        )
-        self.loss.of(part).backward()
+        computed = (own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights)
+        self.loss.of(LossBatch(*computed, context.kl_coef, context.entropy_share)).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""
