@@ -22,7 +22,7 @@ from fractions import Fraction
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
-from mafrt.envs.workflows.graded_rules import GradedRules
+from mafrt.envs.workflows.state import GradedRules
 
 _NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
 _STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
