@@ -88,11 +88,7 @@ class Collector:
         return order if not first else lambda draw: order(draw - first)
 
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
-        """The batch of `iteration`, played now, or taken from the background rollout.
-
-        Args:
-            iteration: iterations completed before it.
-            drawn: position in the data before it.
+        """The batch of `iteration` (those completed before it), played now or meanwhile, from position `drawn` on.
 
         Raises:
             EnvError: not one episode was finished.
@@ -116,10 +112,9 @@ class Collector:
     def play(self, iteration: int, drawn: int) -> CollectedBatch:
         """Play the batch of `iteration` now; see `batch`."""
         adapter_of = self.rule.schedule.plan(iteration).adapters
-        # The adapters of the schedule for this iteration, or their copies.
-        player = self.player.with_adapters(
-            self.async_rollout.adapters(adapter_of) if self.async_rollout is not None else adapter_of
-        )
+        if self.async_rollout is not None:
+            adapter_of = self.async_rollout.adapters(adapter_of)  # copies, which no update changes
+        player = self.player.with_adapters(adapter_of)
         turns = self.config.play.episode_length * len(player.team.agents)
         starts = self._stream(iteration, self.blocks, drawn, 0, turns)
         episodes, stats = self._play_through(player, starts)
@@ -128,22 +123,26 @@ class Collector:
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         batch = CollectedBatch(episodes, stats, starts.drawn)
         if self.rule.sampling_rounds:
-            resampled = resample(
-                episodes,
-                stats,
-                rounds=self.rule.sampling_rounds,
-                flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
-                stream=partial(self._stream, iteration),
-                play=partial(self._play_through, player),
-                blocks=self.blocks,
-                drawn=starts.drawn,
-                dealt=starts.rounds,
-            )
-            stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
-            batch = CollectedBatch(resampled.episodes, stats, resampled.drawn)
+            batch = self._resampled(batch, player, iteration, starts)
         if self.rule.contribution or self.config.play.audit_turns:
             self._replay(player, batch)
         return batch
+
+    def _resampled(self, batch: CollectedBatch, player: Player, iteration: int, starts: TaskStream) -> CollectedBatch:
+        """The batch with further groups in place of those without spread (dynamic sampling, DAPO)."""
+        resampled = resample(
+            batch.episodes,
+            batch.stats,
+            rounds=self.rule.sampling_rounds,
+            flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
+            stream=partial(self._stream, iteration),
+            play=partial(self._play_through, player),
+            blocks=self.blocks,
+            drawn=starts.drawn,
+            dealt=starts.rounds,
+        )
+        batch.stats.sampling_rounds, batch.stats.groups_replaced = resampled.rounds, resampled.replaced
+        return CollectedBatch(resampled.episodes, batch.stats, resampled.drawn)
 
     def _stream(self, iteration: int, tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
         play = self.config.play
@@ -160,16 +159,7 @@ class Collector:
 
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
         """Play a stream of tasks and judge the episodes: whole groups in each process, and all of them in all."""
-        processes, slots = self.processes, own_slots(self.processes, starts.slots, starts.n_samples)
-
-        def play() -> tuple[list[Episode], PlayStats]:
-            with stage("playing", len(slots)) as advance:
-                return player.play(
-                    self.envs[: len(slots)],
-                    lambda slot, finished: starts.next_start(slots[slot], finished, advance),
-                    self.interrupted,
-                )
-
+        processes, play = self.processes, partial(self._play_share, player, starts)
         with self.base.whole():
             episodes, stats = play() if processes.size == 1 else gathered(processes, play, starts)
             # Within the same context: a coach on the base itself samples with its weights.
@@ -178,6 +168,16 @@ class Collector:
             elif self.judge is not None:
                 judged_by_first(processes, self.judge.judge, episodes)
         return episodes, stats
+
+    def _play_share(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
+        """Play this process's slots."""
+        slots = own_slots(self.processes, starts.slots, starts.n_samples)
+        with stage("playing", len(slots)) as advance:
+            return player.play(
+                self.envs[: len(slots)],
+                lambda slot, finished: starts.next_start(slots[slot], finished, advance),
+                self.interrupted,
+            )
 
     def _replay(self, player: Player, batch: CollectedBatch) -> None:
         """Play the batch again as far as credit and audits ask for it."""

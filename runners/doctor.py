@@ -266,7 +266,11 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     turns = [turn for episode in episodes for turn in episode.turns]
     if len(episodes) < 2 or not turns:
         return
-    worth = [_worth(episode) for episode in episodes]
+    rewards = [[turn.reward for turn in episode.turns if turn.reward is not None] for episode in episodes]
+    worth = [
+        None if not paid and episode.outcome is None else sum(paid) + (episode.outcome or 0.0)
+        for paid, episode in zip(rewards, episodes, strict=True)
+    ]
     # A coach may tell turns apart where the outcomes are equal.
     if len(set(worth)) > 1 or any(turn.coach is not None for turn in turns):
         return
@@ -284,13 +288,6 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
             f"{answer[:200]!r}. Remedy: check that the reward can be reached (mafrt check_env), show the agents "
             "examples first (train_sft), or raise --temperature.",
         )
-
-
-def _worth(episode: Episode) -> float | None:
-    rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
-    if not rewards and episode.outcome is None:
-        return None
-    return sum(rewards) + (episode.outcome or 0.0)
 
 
 def _range(past: Sequence[Mapping[str, float]]) -> float:

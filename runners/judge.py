@@ -186,10 +186,9 @@ class Judge:
         metrics["coach_skipped_updates"] = float(skipped)
         if skipped:
             why = next(t.coach.why for e in episodes for t in e.turns if isinstance(t.coach, Unscored))
+            share = 100 * metrics["coach_unscored_share"]
             log.warning(
-                "%.0f%% of the turns are without a score (the first because %s), so the update is skipped",
-                100 * metrics["coach_unscored_share"],
-                why,
+                "%.0f%% of the turns are without a score (the first because %s), so the update is skipped", share, why
             )
         for name in self.team.names:
             turns = [turn for episode in episodes for turn in episode.turns if turn.agent == name]
@@ -276,19 +275,17 @@ def unscored_share(episodes: Sequence[Episode]) -> float:
 
 
 def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[dict[str, float], str | None]:
-    """`coach_correlation/AGENT`, `coach_rejected_score` and `coach_accepted_score`, and the alarm, if there is one.
-
-    A number that the batch cannot tell (no outcome, no spread) is left out.
-    """
+    """How the scores agree with the outcomes, as far as the batch can tell, and the alarm, if there is one."""
     metrics: dict[str, float] = {}
     alarms = []
+    scored = [
+        (episode.outcome, turn.coach.score, turn, turn is episode.turns[-1])
+        for episode in episodes
+        for turn in episode.turns
+        if episode.outcome is not None and isinstance(turn.coach, Scored)
+    ]
     for agent in agents:
-        pairs = [
-            (turn.coach.score, episode.outcome)
-            for episode in episodes
-            for turn in episode.turns
-            if turn.agent == agent and isinstance(turn.coach, Scored) and episode.outcome is not None
-        ]
+        pairs = [(score, outcome) for outcome, score, turn, _ in scored if turn.agent == agent]
         r = correlation(pairs)
         if r is None:
             continue
@@ -296,13 +293,8 @@ def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[di
         # Two standard errors of a correlation without any relation, so that chance seldom raises the alarm.
         if len(pairs) >= LEAST and r < -2.0 / math.sqrt(len(pairs)):
             alarms.append(f"the coach's scores of {agent} fall as the outcome rises (correlation {r:.2f})")
-    lasts = [
-        (episode.turns[-1].coach.score, episode.outcome)
-        for episode in episodes
-        if episode.turns and isinstance(episode.turns[-1].coach, Scored) and episode.outcome is not None
-    ]
-    rejected = [score for score, outcome in lasts if outcome <= 0]
-    accepted = [score for score, outcome in lasts if outcome > 0]
+    rejected = [score for outcome, score, _, last in scored if last and outcome <= 0]
+    accepted = [score for outcome, score, _, last in scored if last and outcome > 0]
     for name, scores in (("rejected", rejected), ("accepted", accepted)):
         if scores:
             metrics[f"coach_{name}_score"] = sum(scores) / len(scores)

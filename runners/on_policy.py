@@ -365,10 +365,7 @@ class OnPolicy:
         metrics = dict(sorted(metrics.items()))
         state.iteration, state.drawn = iteration + 1, batch.drawn
         state.tokens += batch.stats.tokens
-        by_turn = self._blind is not None and any(
-            turn.reward for episode in batch.episodes if len(episode.turns) > 1 for turn in episode.turns
-        )
-        if by_turn:
+        if self._blind is not None and "paid_by_turn" in metrics:
             log.info("%s pays by turn, and %s: %s", self.env.class_name, rule.name, self._blind)
             self._blind = None
         if self.processes.main:

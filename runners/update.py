@@ -65,13 +65,7 @@ class Updater:
     def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> Any:
         """Fill the values, the reference's log-probabilities and, where the sampler's are others, the trainer's own.
 
-        Args:
-            episodes: those that are learnt from, judged if there is a coach.
-            plan: of the iteration.
-            iteration: iterations completed before it.
-
-        Returns:
-            Features of the batch, which the rule's critic takes back in `update`; None where it has nothing to read.
+        Returns features of the batch, which the rule's critic takes back in `update`; None where it reads nothing.
         """
         rule, turns = self.rule, [turn for episode in episodes for turn in episode.turns]
         features: Any = None
@@ -110,13 +104,18 @@ class Updater:
         self, episodes: Sequence[Episode], features: Any, plan: IterationPlan, iteration: int
     ) -> dict[str, float]:
         """Move critic and learning adapters: these at once, or group after group with HAPPO's compound ratio."""
-        metrics: dict[str, float] = {}
-        if self.rule.critic is not None:
-            metrics |= self.critic.update(features, iteration)
+        metrics = self.critic.update(features, iteration) if self.rule.critic is not None else {}
+        if plan.compound:
+            return metrics | self._update_groups(episodes, plan, iteration)
         turns = [turn for episode in episodes for turn in episode.turns]
         how: Any = {"adapter_of": plan.adapters, "kl_coef": self.kl_coef}
-        if not plan.compound:
-            return metrics | self.learner.update(turns, plan.agents, iteration, **how)
+        return metrics | self.learner.update(turns, plan.agents, iteration, **how)
+
+    def _update_groups(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> dict[str, float]:
+        """Group after group of agents, each weighted by the ratio of those before it (HAPPO)."""
+        metrics: dict[str, float] = {}
+        turns = [turn for episode in episodes for turn in episode.turns]
+        how: Any = {"adapter_of": plan.adapters, "kl_coef": self.kl_coef}
         ratio = CompoundRatio(episodes)
         for group in plan.learners:
             for agent in group:

@@ -3,6 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out="${1:-.}"
-"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
+"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" \
   mafrt/environment/remote/environment.proto
 "${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" scripts/tinker_server/wire.proto

@@ -46,11 +46,13 @@ def dispatch(argv: Sequence[str]) -> int:
         raise ConfigError(f"There is no command {words[0]!r}; {advice} (docs/coming_from.md).")
     if words[0] not in COMMANDS:
         raise ConfigError(unknown("command", words[0], COMMANDS))
-    if "_".join(words[:2]) in COMMANDS and len(words) > 1:
-        raise ConfigError(f"There is no command '{words[0]} {words[1]}'; did you mean '{words[0]}_{words[1]}'?")
     rest = list(argv)
     rest.remove(words[0])
-    return int(importlib.import_module(f"mafrt.scripts.{words[0]}").main(rest) or 0)
+    name = words[0]
+    if "_".join(words[:2]) in COMMANDS and len(words) > 1:  # `train math` is `train_math`
+        rest.remove(words[1])
+        name = "_".join(words[:2])
+    return int(importlib.import_module(f"mafrt.scripts.{name}").main(rest) or 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from mafrt.environment.workers import check_guarded, guarded
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, weights_of
 from mafrt.envs.program import ProgramEnv
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.cli.env_flags import help_of, with_env_kwargs
 from mafrt.scripts.cli.foreign_config import command_of as command_of_config
 from mafrt.scripts.cli.foreign_config import library_of
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_places
@@ -36,9 +39,6 @@ if TYPE_CHECKING:
 
 SAMPLES = 3
 """Episodes that are played before training to see whether the environment ever pays."""
-
-TASK_SOURCES = {name: f"train_{name}" for name in ("math", "code", "search", "dsbench")}
-"""Environments with a command of their own, which has the flags of workflows."""
 
 COMMAND = Command(
     "train",
@@ -163,10 +163,12 @@ def run(argv: Sequence[str]) -> int:
     words = {word.partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     if "__reward" in words or ("__dataset_path" in words and "__env" not in words):  # a function as the environment
         return int(importlib.import_module("mafrt.scripts.train_tasks").main(argv))
+    if argv and not argv[0].startswith("-"):  # `mafrt train NAME`
+        argv = ["--env", *argv]
     env, load_path = typed(argv, "env"), typed(argv, "load_path")
-    if env in TASK_SOURCES and "__workflow" in words:
+    if env in env_names() and f"train_{env}" in COMMANDS and "__workflow" in words:
         # That command has the flags of the tasks and of their workflows.
-        return int(importlib.import_module(f"mafrt.scripts.{TASK_SOURCES[env]}").main(without_env(argv)))
+        return int(importlib.import_module(f"mafrt.scripts.train_{env}").main(without_env(argv)))
     if (config := typed(argv, "config")) is not None and shipped(config).is_file():
         stored = read_yaml(shipped(config))
         fitting = command_of_config(stored) if library_of(stored) else None
@@ -176,7 +178,11 @@ def run(argv: Sequence[str]) -> int:
     # A run goes on with the command that began it, since only that one knows its settings.
     if started_by not in (None, COMMAND.name):
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))
-    return train(COMMAND, argv, prepare)
+    if env is None or is_mixture(env):
+        return train(COMMAND, argv, prepare)
+    known = COMMAND.settings()
+    command = replace(COMMAND, epilog=help_of(env, known))
+    return train(command, with_env_kwargs(argv, env, known), prepare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -318,7 +318,7 @@ def test_unknown_flags_and_commands(capsys):
     assert "did you mean '--seed'?" in refused(capsys, train_math.main, "--sed", 3)
     assert "did you mean '--load_path'?" in refused(capsys, evaluate.main, "--loadpath", "x")
     assert "did you mean 'train_math'?" in refused(capsys, console.main, "train_maths")
-    assert "did you mean 'train_math'?" in refused(capsys, console.main, "train", "math")
+    assert "did you mean '--seed'?" in refused(capsys, console.main, "train", "math", "--sed", 3)
     assert "did you mean '--seed'?" in refused(capsys, console.main, "train_math", "--sed", 3)
     assert "There is no flag '--x'" in refused(capsys, info.main, "--x")
 

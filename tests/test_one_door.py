@@ -11,14 +11,16 @@ from typing import ClassVar
 import pytest
 import toy
 
+import mafrt
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.config.resolve import Registry
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.environment.registry import profile_of, register_env
+from mafrt.environment.registry import env_names, profile_of, register_env, settings_of
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.update import Updater
 from mafrt.scripts import train
+from mafrt.scripts.cli.env_flags import help_of, with_env_kwargs
 from mafrt.storage.metrics import explain, glossary
 from mafrt.training.critic import Critic
 
@@ -140,3 +142,58 @@ def test_an_environment_names_its_team():
     assert profile_of("math") is None and profile_of("toy:Digits") is None
     assert profile_of("grpc://nowhere:1/x") is None and profile_of("no_such") is None
     assert profile_of("test_one_door:Fixed") == "mine.json"
+
+
+class Shelf(toy.Digits):
+    """Digits of a shelf.
+
+    Args:
+        wide: books of a row,
+            two or more.
+        labels: names of the rows.
+        shut: whether it is closed.
+    """
+
+    def __init__(
+        self, wide: int = 3, weight: float | None = None, labels: tuple[str, ...] = (), shut: bool = False
+    ) -> None:
+        super().__init__()
+        self.had = wide, weight, labels, shut
+
+
+@pytest.mark.parametrize(
+    ("words", "had"),
+    [
+        ("", None),
+        ("--wide 5", {"wide": 5}),
+        ("--wide=5 --shut", {"wide": 5, "shut": True}),
+        ("--no-shut --weight 0.5", {"shut": False, "weight": 0.5}),
+        ("--no-shut --weight none", {"shut": False, "weight": None}),
+        ("--labels a b --wide 2", {"labels": ["a", "b"], "wide": 2}),
+        ("--weight -1.5", {"weight": -1.5}),
+    ],
+)
+@pytest.mark.parametrize("env", ["test_one_door:Shelf", "shelf_of_a_name"])
+def test_settings_of_an_environment_are_flags(env, words, had):
+    register_env("shelf_of_a_name", Shelf)
+    found = with_env_kwargs([*words.split(), "--seed", "3"], env, train.COMMAND.settings())
+    given = json.loads(found[found.index("--env_kwargs") + 1]) if "--env_kwargs" in found else None
+    assert given == had
+    assert found[:2] == ["--seed", "3"]
+    mafrt.make_env(env, **(had or {}))
+
+
+def test_the_help_of_a_command_has_the_settings_of_the_environment(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["test_one_door:Shelf", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--wide INT books of a row, two or more (default: 3)" in said
+    assert "--shut, --no-shut whether it is closed (default: off)" in said
+
+
+@pytest.mark.parametrize("name", [name for name in env_names() if name != "shelf_of_a_name"])
+def test_every_shipped_environment_says_its_settings(name):
+    for setting in settings_of(name).values():
+        assert setting.kind in (bool, int, float, str), setting
+    assert settings_of(name)
+    assert help_of(name, {}).count("--") >= len(settings_of(name))

@@ -121,7 +121,7 @@ def test_keys_and_values_are_held_once_after_a_compaction_and_while_others_join(
 
         def requests(first, last):
             return {
-                n: Request(ids[n], "agent0", SamplingParams(max_new_tokens=2 if n < 6 else 60), seed=n)
+                n: Request(ids[n], "agent0", SamplingParams(max_new_tokens=2 if n < 8 else 60), seed=n)
                 for n in range(first, last)
             }
 
@@ -131,12 +131,12 @@ def test_keys_and_values_are_held_once_after_a_compaction_and_while_others_join(
         whole = gpu.live - before
         batch.step()
         batch.step()
-        assert len(batch.rows) == 10 and gpu.live - before < 0.7 * whole, (gpu.live - before, whole)
+        assert len(batch.rows) == 8 and gpu.live - before < 0.6 * whole, (gpu.live - before, whole)
         live = gpu.live - before
         gpu.clear()
         engine.join(batch, requests(rows, rows + 1))
         batch.step()
-        assert len(batch.rows) == 11
+        assert len(batch.rows) == 9
         assert gpu.peak - before < 1.45 * live, (gpu.peak - before) / live
 
 
@@ -265,7 +265,7 @@ def test_a_planted_copy_wait_or_launch_shows_in_the_costs(monkeypatch):
     plain = modelled.play(few, 2, 4, 16)["step"]
     real = LeanDecoder._block
     faults = {
-        "launches": lambda x: x + 0,
+        "kernels": lambda x: x + 0,
         "waits": lambda x: x * float(x.sum() * 0 + 1),
         "peak": lambda x: torch.empty(2**22, device="cuda").sum() * 0 + x,
     }

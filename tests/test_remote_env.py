@@ -28,8 +28,7 @@ from mafrt.core.types import SamplingParams
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.checker import check_env
 from mafrt.environment.remote import environment_pb2 as pb
-from mafrt.environment.remote import environment_pb2_grpc as rpc
-from mafrt.environment.remote import pool
+from mafrt.environment.remote import pool, rpc
 from mafrt.environment.remote.messages import PROTOCOL
 from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
 from mafrt.environment.session import Session
@@ -216,13 +215,13 @@ def test_serve_builds_every_environment_that_is_named():
 OTHER_ROLE = pb.Message(role="user", json='{"role": "system", "content": "x"}')
 
 
-class Bad(rpc.EnvironmentServicer):
+class Bad:
     """A server that answers `Describe` as told and hangs or lies afterwards."""
 
     def __init__(self, does: str) -> None:
         self.does, self.released, self.resets = does, threading.Event(), 0
         self.server = grpc.server(ThreadPoolExecutor(4))
-        rpc.add_EnvironmentServicer_to_server(self, self.server)
+        rpc.serve(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
@@ -435,7 +434,7 @@ def test_the_generated_code_is_that_of_the_protocol(tmp_path):
         text=True,
     )
     assert made.returncode == 0, made.stderr
-    remote = [f"mafrt/environment/remote/environment_pb2{end}" for end in (".py", ".pyi", "_grpc.py")]
+    remote = [f"mafrt/environment/remote/environment_pb2{end}" for end in (".py", ".pyi")]
     for name in (*remote, "scripts/tinker_server/wire_pb2.py", "scripts/tinker_server/wire_pb2.pyi"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 

@@ -19,7 +19,7 @@ from mafrt.envs.math import Task
 from mafrt.envs.search.questions import Question
 from mafrt.envs.search.retrieval import Passage
 from mafrt.envs.workflows.registry import WORKFLOWS
-from mafrt.scripts.train import TASK_SOURCES, main
+from mafrt.scripts.train import main
 
 NAMES = ("ann", "bob", "cyd", "dan")
 PROGRAM = "```python\nprint(sum(map(int, input().split())))\n```"
@@ -156,4 +156,3 @@ def test_dsbench_says_why_its_flow_is_fixed(capsys):
     assert main(["--env", "dsbench", "--workflow", "debate"]) == 2
     said = capsys.readouterr().err
     assert "the order of turns is fixed" in said and said.count("\n") == 1
-    assert TASK_SOURCES.keys() == {"math", "code", "search", "dsbench"}

@@ -72,7 +72,11 @@ train_dpo --records_path empty.jsonl                            | holds no recor
 train_tasks --dataset_path data.jsonl --reward broken.py:f      | SyntaxError
 info --memory Qwen/Qwen3-4B --gpus abc                          | expected a whole number
 trian_math                                                      | did you mean 'train_math'
-train math                                                      | did you mean 'train_math'
+train math --emty 3                                             | There is no flag '--emty'
+train sudoku --emty 3                                           | did you mean '--empty'
+train sudoku --empty x                                          | expected a whole number
+train sudoku --empty 2 3                                        | stands alone
+train sudoku --brief off                                        | takes no value
 --seed 3                                                        | There is no command '--seed'
 train                                                           | Name an environment
 train --env nosuch                                              | There is no environment 'nosuch'

@@ -17,7 +17,7 @@ from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.state import why_not
 from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
 from mafrt.envs.workflows.config import WorkflowOptions
-from mafrt.envs.workflows.graded_rules import GradedRules
+from mafrt.envs.workflows.state import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
 
 

@@ -110,10 +110,7 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    """Strip notation that never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a full stop.
-
-    Also Markdown's emphasis and quotes around it.
-    """
+    """Strip notation that never changes an answer: dollars, thin spaces, `\\displaystyle`, a full stop, emphasis."""
     answer = answer.strip().replace("\u2212", "-").strip('*`"\u201c\u201d ')
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
@@ -159,10 +156,7 @@ def plain_number(answer: str) -> Fraction | None:
 
 
 def words(answer: str) -> str | None:
-    """The letters of an answer in words, such as `\\text{(B)}`, in lower case; None for anything else.
-
-    Without \\text only four letters in a row count as a word: `abc` may be a product.
-    """
+    """The letters of an answer in words, such as `\\text{(B)}`, in lower case; None for anything else."""
     match = _WORDS.fullmatch(answer)
     if match is None:
         match = _BARE_WORDS.fullmatch(answer)
@@ -223,8 +217,7 @@ _BASED = re.compile(
 def same_bases(given: str, reference: str) -> tuple[str, str] | None:
     """Both answers with numbers such as `1011_2` as plain ones; None if they are in different bases.
 
-    math-verify drops the bases. A number without one is of the base that the reference has: a question for digits in
-    base 8 may be answered by the digits alone. A reference without one is decimal.
+    math-verify drops the bases. A number without one is of the reference's base, and a reference without is decimal.
     """
     if not any(mark in text for mark in ("_", "base") for text in (given, reference)):
         return given, reference

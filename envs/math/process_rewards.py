@@ -22,7 +22,7 @@ from fractions import Fraction
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
-from mafrt.envs.workflows.graded_rules import GradedRules
+from mafrt.envs.workflows.state import GradedRules
 
 _NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
 _STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
@@ -61,8 +61,7 @@ class MathRules(GradedRules):
         """The team's answer, and whether it is worked out or only stated.
 
         Worked out: written steps `12 - 5 = 7` all hold, change something, and start from numbers of the problem, if it
-        is known, or from earlier results; the last gives the answer. With `by_plan`, a wrong `plan` that is carried out
-        is as good as a right answer: otherwise an agent that calculates well is punished for plans, and unlearns it.
+        is known, or from earlier results; the last gives the answer.
         """
         given = extract_answer(text)
         if given is None:
@@ -72,6 +71,7 @@ class MathRules(GradedRules):
         worked = sound and bool(steps) and value == steps[-1].result
         if self.right(text):
             return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
+        # Otherwise an agent that calculates well is punished for each wrong plan, and unlearns it.
         if worked and self.by_plan and plan is not None and carried_out(plan) == value:
             return Scored(10.0, "The wrong plan is carried out without a mistake.")
         return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")

@@ -81,6 +81,7 @@ class Verifier:
             if plain is not None and verdict is None:
                 plain = latex(plain[0]), latex(plain[1])
                 verdict = quick_verdict(*plain)
+            # None: not to be compared by string work, nor by math-verify.
             parts = None if plain is None or verdict is not None else comparable(*plain)
             if parts is None:
                 self.stats.quick += 1
@@ -131,8 +132,7 @@ atexit.register(_SHARED.close)
 def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
     """Whether the answer that `text` gives equals the reference `answer`.
 
-    The answer of a text is its last \\boxed{...} or \\fbox{...}, else the text after its last `####`, else (only with
-    `last_number`) its last number; a text that gives none is not right, nor is one whose last box is cut off.
+    It is the last \\boxed{...} or \\fbox{...}, else what follows the last `####`, else (`last_number`) the last number.
     """
     return _SHARED.verify(text, answer, last_number=last_number)
 

@@ -16,7 +16,7 @@ from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math import process_rewards
 from mafrt.envs.search.answers import WHOLE, exact_match, f1, given_answer, mentions, normalize
-from mafrt.envs.workflows.graded_rules import GradedRules
+from mafrt.envs.workflows.state import GradedRules
 
 
 @dataclass(frozen=True)

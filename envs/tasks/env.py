@@ -15,7 +15,7 @@ from mafrt.envs.math.answers import boxed
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.tasks.reward_functions import Reward, reward_function
 from mafrt.envs.workflows.config import WorkflowOptions
-from mafrt.envs.workflows.graded_rules import GradedRules
+from mafrt.envs.workflows.state import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
 
 CHECKED = 100

@@ -89,6 +89,35 @@ class TurnRules(Protocol):
     def followed(self, right: bool, what: str) -> Scored | None: ...
 
 
+class GradedRules:
+    """Part of `TurnRules`: verdicts by the answer they judge, programs by whether they end; plans have no score."""
+
+    def plan(self, text: str) -> Scored | None:
+        return None
+
+    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
+        """A verdict (`approve`, `reject` or None) on an answer that is right or not."""
+        if said is None:
+            return Scored(0.0, "There is no verdict.")
+        good = (said == "approve") == proposed_right
+        return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {said}.")
+
+    def program(self, ran: Ran) -> Scored:
+        ended = ran.status == "ok"
+        return Scored(5.0 if ended else 1.0, "The program ran." if ended else f"The program failed ({ran.status}).")
+
+    def bad_call(self, why: str) -> Scored:
+        """A tool call that could not be made."""
+        return Scored(1.0, why)
+
+    def report(self, text: str, printed: str | None) -> Scored | None:
+        return None
+
+    def followed(self, right: bool, what: str) -> Scored:
+        """Score of a turn that can only be judged by its consequences."""
+        return Scored(7.0 if right else 2.0, f"What followed from it, {what}, was {'right' if right else 'wrong'}.")
+
+
 class Workflow:
     """Base class of workflows: who speaks next, and with which observation.
 
@@ -274,14 +303,9 @@ def view(name: str) -> View:
 def written(
     problem: str, said: Said, names: Sequence[str] = (), note: str | None = None, headings: Sequence[str] = ()
 ) -> str:
-    """`Problem: ...`, then a line `role: text` for each visible utterance.
+    """`Problem: ...`, the workflow's line `note`, then a line `role: text` for each visible utterance.
 
-    Neither the problem nor an utterance can write a line of another one: see `mafrt.core.transcript.quoted`.
-
-    Args:
-        names: of all who may speak; those who did are known.
-        note: a line of the workflow after the problem.
-        headings: all such lines that the workflow writes.
+    None of them can write a line of another, nor one of `headings`: see `mafrt.core.transcript.quoted`.
     """
     begins = speakers((*names, *dict(said)))
     first = f"Problem: {quoted(problem, begins, headings=headings)}" + (f"\n{note}" if note else "")

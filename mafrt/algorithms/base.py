@@ -45,10 +45,7 @@ class Algorithm(AlgorithmSettings):
         raise NotImplementedError(f"{type(self).__name__} has no credit(); say how its advantages are computed")
 
     def policy_loss(self, terms: PolicyTerms) -> tuple[Tensor, Stats]:
-        """The policy loss of one adapter in one micro-batch: a sum over its terms, divided by `terms.denominator`.
-
-        The clipped ratio by default (`mafrt.algorithms.losses.policy_loss`). Statistics are sums as described there.
-        """
+        """The loss of one adapter in one micro-batch, and sums as statistics: by default the clipped ratio's."""
         from mafrt.algorithms.losses import policy_loss
 
         return policy_loss(terms, self)

@@ -44,14 +44,11 @@ def assign(
         context: facts about the batch that are no settings.
         settings: of the algorithm, in place of its own; or of the context.
 
-    Returns:
-        `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, `ref_kl/AGENT` (where
-        the reference's log-probabilities are filled), counts of turns out of the loss, and counts of groups with and
-        without spread.
+    Returns the metrics of the credit (docs/runs.md).
 
     Raises:
-        ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
-            reference, or an error in a user's `credit` (names file and line).
+        ConfigError: an unknown rule or setting, a value out of range, a missing critic or reference, or an error in a
+            user's `credit`, with file and line.
 
     >>> def sample(outcome):
     ...     turn = mafrt.Turn("solver", [1], [2, 3], [-0.1, -0.1], "eos", "7", turn=0, env_step=0, adapter_version=0)
@@ -85,13 +82,8 @@ def assign(
     by_turn = shared and chosen.critic_reads is not None and chosen.mixer is None
     # After the metrics: a normalised deviation is 1 and carries no information.
     if chosen.normalize_advantages != "none":
-        normalize(
-            rows,
-            chosen.normalize_advantages,
-            by_turn=by_turn,
-            observed=observed,
-            critic=chosen.critic_reads is not None,
-        )
+        how, critic = chosen.normalize_advantages, chosen.critic_reads is not None
+        normalize(rows, how, by_turn=by_turn, observed=observed, critic=critic)
     return metrics
 
 
@@ -139,11 +131,7 @@ def _rows(
     penalise: bool = False,
     **changes: Any,
 ) -> tuple[Algorithm, Trajectories, CreditContext, int]:
-    """The algorithm, the rows of the batch, the context with what was left to be inferred, and the spans not located.
-
-    `settings` are the algorithm's or the context's; `changes` are the algorithm's, for these rows alone. `penalise`:
-    with the KL penalty in the reward.
-    """
+    """The algorithm, the batch's rows (with the KL: `penalise`), the context completed, and the spans not located."""
     about = context or CreditContext()
     if settings or isinstance(rule, str):
         names = {item.name for item in dataclasses.fields(CreditContext)} - {"kl_coef"}
@@ -240,35 +228,22 @@ def _penalties_to_go(row: Row) -> list[float]:
 
 
 def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns]) -> dict[str, float]:
-    """Metrics of the finished credit.
-
-    Per agent: mean reward of its turns, mean and deviation of its advantages over tokens, whether its returns are
-    flat, mean KL(policy || base) per token (k3) where the reference is filled. Of all turns: how many there are, and
-    how many of them are out of the loss and why.
-    """
-    rewards: dict[str, list[float]] = {}
-    advantages: dict[str, list[float]] = {}
-    divergence: dict[str, list[float]] = {}
-    for row in rows:
-        if row.dropped is not None:
-            continue
-        turn = row.turn
-        rewards.setdefault(turn.agent, []).append(row.reward)
-        advantages.setdefault(turn.agent, []).extend(turn.advantages or ())
-        old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
-        gaps = [ref - own for own, ref in zip(old, turn.ref_logprobs or (), strict=False)]
-        # k3, bounded as in the losses: one far-off token must not make the mean infinite.
-        k3 = (math.exp(min(gap, 20.0)) - gap - 1.0 for gap in gaps if math.isfinite(gap))
-        divergence.setdefault(turn.agent, []).extend(k3)
-    out: dict[str, float] = {}
-    for agent in sorted(rewards):
-        out[f"reward/{agent}"] = mean(rewards[agent])
+    """Metrics of the finished credit per agent, over turns in the loss; and how many turns are out of it, by reason."""
+    out = {"turns": float(len(rows))}
+    known = [row for row in rows if row.dropped is None]
+    for agent in sorted({row.turn.agent for row in known}):
+        own = [row for row in known if row.turn.agent == agent]
+        turns = [row.turn for row in own]
+        out[f"reward/{agent}"] = mean([row.reward for row in own])
         if agent in observed:
             out[f"flat_returns/{agent}"] = float(observed[agent].flat)
-        if advantages[agent]:
-            out[f"advantage_mean/{agent}"] = mean(advantages[agent])
-            out[f"advantage_std/{agent}"] = std(advantages[agent], unbiased=False)
-        if divergence[agent]:
-            out[f"ref_kl/{agent}"] = mean(divergence[agent])
-    out["turns"] = float(len(rows))
+        if advantages := [advantage for turn in turns for advantage in turn.advantages or ()]:
+            out[f"advantage_mean/{agent}"] = mean(advantages)
+            out[f"advantage_std/{agent}"] = std(advantages, unbiased=False)
+        olds = [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns]
+        refs = [turn.ref_logprobs or () for turn in turns]
+        gaps = [ref - old for both in zip(olds, refs, strict=True) for old, ref in zip(*both, strict=False)]
+        # k3, bounded as in the losses: one far-off token must not make the mean infinite.
+        if k3 := [math.exp(min(gap, 20.0)) - gap - 1.0 for gap in gaps if math.isfinite(gap)]:
+            out[f"ref_kl/{agent}"] = mean(k3)
     return out | {f"turns_{why}": float(sum(row.dropped == why for row in rows)) for why in get_args(Dropped)}

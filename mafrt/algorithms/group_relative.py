@@ -103,11 +103,12 @@ class GroupRelative(Algorithm):
                 alike=alike,
             )
             group_stats.add([s.bare for s in samples], (row.turn.agent for s in samples for row in s.rows), alike)
-            baselines = _means(rewards, alike)
-            for sample, advantage, baseline in zip(samples, advantages, baselines, strict=True):
-                for row in sample.rows:
-                    tokens = len(row.turn.action_ids)
-                    row.fill([advantage] * tokens, [sample.reward] * tokens, baseline)
+            for places in _alike(len(samples), alike):
+                baseline = mean([rewards[place] for place in places])
+                for place in places:
+                    for row in samples[place].rows:
+                        tokens = len(row.turn.action_ids)
+                        row.fill([advantages[place]] * tokens, [rewards[place]] * tokens, baseline)
         return group_stats.metrics()
 
 
@@ -128,14 +129,12 @@ class Sample:
         return self.rows[0].turn.agent, self.rows[0].own_turn
 
 
-def _means(rewards: Sequence[float], alike: Sequence[Hashable] | None) -> list[float]:
-    """The mean reward of the samples that each is compared with, itself among them."""
-    keys = [None] * len(rewards) if alike is None else list(alike)
-    parts: dict[Hashable, list[float]] = {}
-    for key, reward in zip(keys, rewards, strict=True):
-        parts.setdefault(key, []).append(reward)
-    means = {key: mean(some) for key, some in parts.items()}
-    return [means[key] for key in keys]
+def _alike(count: int, keys: Sequence[Hashable] | None) -> list[list[int]]:
+    """The places of the samples that are compared with each other: those of equal keys; None: all `count`."""
+    places: dict[Hashable, list[int]] = {}
+    for place in range(count):
+        places.setdefault(None if keys is None else keys[place], []).append(place)
+    return list(places.values())
 
 
 def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> list[Sample]:
@@ -163,8 +162,7 @@ def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> li
 
 
 def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:
-    """Worth of a trajectory: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by
-    turn is added up, and the mean is of outcome and penalties only."""
+    """Mean or sum (`reduce`) over rows in the loss; with `to_go` the mean of outcome and penalties, and all pay."""
     known = [row for row in rows if row.dropped is None]
     rewards = [row.reward if kl else row.bare for row in known]
     if settings.reduce == "sum":
@@ -191,21 +189,14 @@ def relative(
         rewards: of the samples.
         scale: divide by the unbiased standard deviation + `eps`.
         baseline: "mean", or "leave_one_out".
-        eps: added to the deviation.
-        bare: the rewards without the KL penalty. Where they have no spread, the KL's is no signal about the answers and
-            is not scaled up to 1.
+        bare: the rewards without the KL penalty; where they have no spread, the KL's is not scaled up to 1.
         size: the largest number that the rewards were computed from; see `no_spread`.
         alike: samples of equal keys are compared with each other, those of all keys divided by one deviation; None: all
             are compared.
     """
     bare = rewards if bare is None else bare
-    parts: dict[Hashable, list[int]] = {}
-    for place in range(len(rewards)):
-        parts.setdefault(None if alike is None else alike[place], []).append(place)
-    compared = [places for places in parts.values() if len(places) > 1]
+    compared = [places for places in _alike(len(rewards), alike) if len(places) > 1]
     flat = all(no_spread([bare[place] for place in places], size) for places in compared)
-    if flat and all(no_spread([rewards[place] for place in places], size) for places in compared):
-        return [0.0] * len(rewards)
     gaps = [0.0] * len(rewards)
     factors = [1.0] * len(rewards)
     for places in compared:
@@ -218,7 +209,7 @@ def relative(
             factors[place] = n / (n - 1) if baseline == "leave_one_out" else 1.0
     if not scale:
         return [gap * factor for gap, factor in zip(gaps, factors, strict=True)]
-    degrees = sum(len(places) - 1 for places in compared)
+    degrees = max(sum(len(places) - 1 for places in compared), 1)
     deviation = math.sqrt(total(gap * gap for gap in gaps) / degrees)
     spread = max(deviation, 1.0 if flat else 0.0) + eps
     # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
@@ -238,10 +229,7 @@ class GroupStats:
     def add(self, rewards: Sequence[float], agents: Iterable[str], alike: Sequence[Hashable] | None = None) -> None:
         """Count one group, in which `agents` have turns; `alike` as of `relative`."""
         self.groups += 1
-        parts: dict[Hashable, list[float]] = {}
-        for place, reward in enumerate(rewards):
-            parts.setdefault(None if alike is None else alike[place], []).append(reward)
-        compared = [some for some in parts.values() if len(some) > 1]
+        compared = [[rewards[place] for place in places] for places in _alike(len(rewards), alike) if len(places) > 1]
         if not compared:
             self.alone += 1
             return
@@ -251,8 +239,7 @@ class GroupStats:
             self.of_agent.setdefault(agent, []).append(flat)
 
     def metrics(self, name: str = "groups") -> dict[str, float]:
-        """`groups` and `groups_of_one` (counts), `groups_no_spread` (fraction of the groups of two or more), and the
-        same fraction over each agent's groups, `groups_no_spread/AGENT`."""
+        """Counts of groups and of those of one, and the share without spread of the others, of each agent too."""
         fraction = self.flat / max(self.groups - self.alone, 1)
         overall = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
         each = {f"{name}_no_spread/{agent}": sum(flat) / len(flat) for agent, flat in sorted(self.of_agent.items())}

@@ -57,16 +57,11 @@ def policy_loss(terms: PolicyTerms, settings: PolicyLossSettings) -> tuple[Tenso
 
     `level="token"`: k runs over tokens, rho = exp(logprob - old). `level="action"`: k runs over turns,
     rho = exp(sum of the turn's log-ratios / m), m = 1 (`normalization_mode="sum"`), the turn's tokens (`"token"`) or
-    its words (`"word"`, TWOSOME, 2401.14151); a turn's advantage and weight are those of its tokens, which all share
-    them. `dual_clip=c` bounds the loss of a term with A < 0 by -c * A (Ye 2020, 1912.09729).
+    its words (`"word"`, TWOSOME, 2401.14151); a turn's tokens share advantage and weight. `dual_clip=c` bounds the loss
+    of a term with A < 0 by -c * A (Ye 2020, 1912.09729). The denominator may be a constant (Dr. GRPO).
 
-    Args:
-        terms: log-probabilities, advantages and weights. Its `denominator` may be a constant (Dr. GRPO).
-        settings: level, clips and normalisation; an `Algorithm` is one.
-
-    Returns:
-        the loss, and sums `count`, `clipped` (terms where the clip cuts the gradient off), `approx_kl`
-        (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`; and `ratio_max`.
+    Returns the loss, and sums over the terms, among them `clipped` (where the clip cuts the gradient off) and
+    `approx_kl` (rho - 1 - log rho, Schulman's k3 of the old against the new policy).
     """
     check_denominator(terms.denominator)
     log_ratio, advantage, weight, good = _by_action(terms, settings)
@@ -296,14 +291,20 @@ def blank(tensor: Tensor, good: Tensor) -> Tensor:
     return torch.where(good, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
-def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
-    """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
+def sum_stats(parts: Iterable[Stats]) -> dict[str, float]:
+    """Statistics of several micro-batches as those of one: sums, and maxima of `*_max`."""
     totals: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
             number = float(value)
             known = totals.get(name, 0.0)
             totals[name] = max(known, number) if name.endswith("_max") else known + number
+    return totals
+
+
+def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
+    """Means of the statistics of micro-batches, by `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
+    totals = sum_stats(parts)
     count = max(totals.get("count", 0.0), 1.0)
     kept = ("count", "nonfinite")
     return {name: v if name in kept or name.endswith("_max") else v / count for name, v in totals.items()}

@@ -145,13 +145,8 @@ class Row:
 
     def parts(self) -> dict[str, float]:
         """Where the turn's reward comes from, and what it is credited of later pay; parts of 0 are left out."""
-        parts = {
-            "reward": self.own_reward,
-            "coach": self.process_reward,
-            "outcome": self.outcome_reward,
-            "kl": total(self.kl_rewards),
-            "later": self.later,
-        }
+        parts = {"reward": self.own_reward, "coach": self.process_reward, "outcome": self.outcome_reward}
+        parts |= {"kl": total(self.kl_rewards), "later": self.later}
         return {name: amount for name, amount in parts.items() if amount}
 
     def fill(self, advantages: list[float], returns: list[float], baseline: float | None = None) -> None:
@@ -175,12 +170,9 @@ def reward_rows(
 
     `kl_coef` is the weight of the KL penalty in the reward; 0 needs no reference.
     """
-    own = context.agent_rewards or {}
-    coached = (
-        any(turn.coach is not None for episode in episodes for turn in episode.turns)
-        if context.coach is None
-        else context.coach
-    )
+    own, coached = context.agent_rewards or {}, context.coach
+    if coached is None:
+        coached = any(turn.coach is not None for episode in episodes for turn in episode.turns)
     spans_lost = 0
     trajectories = []
     # A task without any verdict in its group has no outcome by design; only a partial lack means unknown.

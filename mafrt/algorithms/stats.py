@@ -27,12 +27,9 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def no_spread(numbers: Sequence[float], size: float = 0.0) -> bool:
-    """Whether all numbers are equal up to rounding. Asked before dividing, which would scale a rounding up to 1.
+    """Whether all numbers are equal up to rounding, which is in proportion to the largest one.
 
-    Args:
-        numbers: at least one.
-        size: the largest number that they were computed from, where it is larger than they are: rounding is in
-            proportion to it.
+    `size`: the largest that they were computed from, if it is larger. A division would scale a rounding up to 1.
     """
     least, most = min(numbers), max(numbers)
     return least == most or most - least <= ROUNDING * max(abs(least), abs(most), size)

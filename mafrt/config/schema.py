@@ -9,6 +9,7 @@ import ast
 import difflib
 import inspect
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,9 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mafrt.core.errors import ConfigError
+
+_ARGUMENT = re.compile(r"^ *`?(\w+)`?: (.+(?:\n(?! *`?\w+`?: | *Raises|$).+)*)", re.MULTILINE)
+"""An entry `name: text` of a docstring"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,23 @@ def _top_classes(module: str) -> dict[str, ast.ClassDef]:
     except (KeyError, OSError, TypeError, SyntaxError):
         return {}
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+
+def describe_parameters(function: Any, parameters: Mapping[str, Any], text: str) -> dict[str, Setting]:
+    """The parameters of a function that a flag can hold: types by its annotations, help by `text`, its docstring."""
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # a name that only type checkers import
+        return {}
+    helps = {name: " ".join(said.split()) for name, said in _ARGUMENT.findall(text)}
+    described = {}
+    for name, parameter in parameters.items():
+        shape = _shape(hints[name]) if name in hints else None
+        if shape is not None:
+            kind, optional, many, choices = shape
+            default = None if parameter.default is parameter.empty else parameter.default
+            described[name] = Setting(name, kind, default, helps.get(name, "").rstrip("."), optional, many, choices)
+    return described
 
 
 def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:

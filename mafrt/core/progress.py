@@ -29,12 +29,7 @@ def reporting(reporter: Reporter | None) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A stage of `total` parts; call the yielded function with the number of newly completed parts.
-
-    Args:
-        name: as shown: `playing`, `judging`, `learning`, `evaluating`.
-        total: number of parts.
-    """
+    """A stage of `total` parts, shown by its name; the yielded function takes the number of newly completed parts."""
     reporter, done = _REPORTER.get(), 0
 
     def advance(parts: int = 1) -> None:

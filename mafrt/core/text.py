@@ -38,28 +38,18 @@ def whole_characters(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """`text` as valid Unicode without control characters.
-
-    Two surrogates that form a pair become the character that they stand for. A lone surrogate and each control
-    character (except white space) become U+FFFD.
-    """
+    """`text` as valid Unicode; U+FFFD stands for lone surrogates and for control characters but white space."""
     if _BAD.search(text) is None:
         return text
     return _BAD.sub(REPLACEMENT, whole_characters(text))
 
 
-def clean_deep(value: Any) -> Any:
-    """`value` with every text in it cleaned, keys included.
-
-    Dicts, lists and tuples are copied only where cleaning changes them.
+def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
+    """`value` with every text in it cleaned, keys included; copied only where that changes something.
 
     Raises:
-        ValueError: the value is nested deeper than `DEEPEST` levels, or contains itself.
+        ValueError: the value is nested deeper than `levels`, or contains itself.
     """
-    return _clean(value, DEEPEST)
-
-
-def _clean(value: Any, levels: int) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if not isinstance(value, (dict, list, tuple)):
@@ -67,10 +57,10 @@ def _clean(value: Any, levels: int) -> Any:
     if not levels:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     if isinstance(value, dict):
-        pairs = [(_clean(key, levels - 1), _clean(entry, levels - 1)) for key, entry in value.items()]
+        pairs = [(clean_deep(key, levels - 1), clean_deep(entry, levels - 1)) for key, entry in value.items()]
         same = all(key is old and entry is value[old] for (key, entry), old in zip(pairs, value, strict=True))
         return value if same else dict(pairs)
-    entries = [_clean(entry, levels - 1) for entry in value]
+    entries = [clean_deep(entry, levels - 1) for entry in value]
     same = all(entry is old for entry, old in zip(entries, value, strict=True))
     return value if same else (tuple(entries) if isinstance(value, tuple) else entries)
 
@@ -125,8 +115,7 @@ def readable(data: bytes) -> str:
 def real_number(value: Any) -> float | None:
     """`value` as a finite float; None if it is not one real number that a float can hold.
 
-    Taken are bool, int, float, Fraction, Decimal, scalars of NumPy and torch, and their arrays of one number. Texts,
-    complex numbers, NaN, infinities and integers beyond the range of floats are not.
+    A bool and an array of one number are numbers; a text is none.
     """
     shape = getattr(value, "shape", ())
     if callable(getattr(value, "item", None)):

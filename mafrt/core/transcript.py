@@ -26,16 +26,10 @@ def speakers(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = (), inside: bool = True) -> str:
-    """`text` as it can stand in a transcript of speakers or sections called `names`.
+    """`text` as it can stand in a transcript: its lines begin with `> ` if one could be read as another part's first.
 
-    A text of which no line could be read as the beginning of another part is returned as it is. Otherwise its lines
-    begin with `> `. A line could be read so if the words before its colon are one of the names, or if all of it is one
-    of `headings`; looks alone decide (`mafrt.core.lookalikes`).
-
-    Args:
-        names: `name: words` begins a part.
-        headings: a line of its own begins a part.
-        inside: whether `text` follows on the line of its own speaker, so that its first line begins nothing.
+    That is a line `name: words` of one of `names`, or one of `headings`; looks alone decide (`mafrt.core.lookalikes`).
+    `inside`: `text` follows on the line of its own speaker, so that its first line begins nothing.
     """
     lines = _LINE_END.split(text)
     if inside and len(lines) == 1:

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from mafrt.config.resolve import Registry, user_line
-from mafrt.config.schema import unknown
+from mafrt.config.schema import Setting, describe_parameters, unknown
 from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import error_line, shortened
@@ -156,6 +156,23 @@ def takes(name_or_path: str, setting: str) -> bool:
     except (TypeError, ValueError):
         return False
     return setting in parameters or setting in (_options(factory, parameters) or ())
+
+
+def settings_of(name_or_path: str) -> dict[str, Setting]:
+    """The settings of an environment: the parameters of its constructor that a flag can hold."""
+    if name_or_path.startswith(REMOTE) or (name_or_path not in ENVIRONMENTS and ":" not in name_or_path):
+        return {}
+    factory = _factory(name_or_path)
+    function: Any = getattr(factory, "__init__") if isinstance(factory, type) else factory  # noqa: B009
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    text = "\n\n".join(inspect.getdoc(part) or "" for part in (factory, function))
+    found = describe_parameters(function, parameters, text)
+    if _package(name_or_path) is not None:
+        found.pop("name", None)  # it stands behind the colon
+    return found
 
 
 def held_out_of(env: Env, split: str) -> Mapping[str, Any]:

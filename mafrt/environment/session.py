@@ -91,11 +91,7 @@ class Session(Env):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
-        """Begin an episode; see `Env.reset`.
-
-        Raises:
-            EnvError: the environment raised or broke its contract.
-        """
+        """Begin an episode; see `Env.reset`. EnvError if the environment breaks its contract."""
         check_task(self._name, self.num_tasks, options)
         self.done, self._acting, self._played = True, frozenset(), None
         observations, info, generator = self._reset(seed, options)
@@ -118,11 +114,7 @@ class Session(Env):
         return *checked_reset(env.agents, f"{self._name}.reset()", result), generator
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        """One step; see `Env.step`. Observations of an episode that is over are empty.
-
-        Raises:
-            EnvError: the environment raised or broke its contract, or an agent acted that had not to.
-        """
+        """One step; see `Env.step`. EnvError if the environment breaks its contract, or an agent acts out of turn."""
         name = self._name
         if self.done:
             raise EnvError(f"{name}.step() was called before reset() or after the episode ended; call reset() first")
@@ -237,11 +229,7 @@ def session_of(env: Env) -> Session:
 
 @contextmanager
 def attributed(env: Env, method: str) -> Iterator[None]:
-    """Within it, an exception of the user's code becomes an EnvError with class, method, step, cause, file and line.
-
-    Errors of this library pass unchanged. So does KeyboardInterrupt; SystemExit does not, since an environment is not
-    to end the run.
-    """
+    """Within it, an exception of the user's code becomes an EnvError with class, method, step, cause, file and line."""
     try:
         yield
     except (MafrtError, KeyboardInterrupt):
@@ -256,11 +244,7 @@ def attributed(env: Env, method: str) -> Iterator[None]:
 
 @contextmanager
 def guarded_globals(env: Env, method: str) -> Iterator[None]:
-    """Within it, the user's code must leave torch's global switches alone: training reads them too.
-
-    Raises:
-        EnvError: gradients were switched on or off, or the default dtype was changed. The old value is back.
-    """
+    """Put back torch's global switches, which training reads too; EnvError if the user's code has changed them."""
     torch = sys.modules.get("torch")  # an environment that has not imported torch cannot have changed it
     if torch is None or not hasattr(torch, "is_grad_enabled"):
         yield

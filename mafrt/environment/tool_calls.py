@@ -91,12 +91,10 @@ class _Part:
 
 
 def visible(text: str, *, opened: bool = False) -> str:
-    """`text` without its thoughts.
+    """`text` without its thoughts; `opened`: the prompt ended with `<think>`, so the text begins inside one.
 
-    `opened`: the prompt ended with `<think>`, so the text begins inside a thought. A thought that does not end takes
-    everything after it along: half a thought is no answer. A lone `</think>` ends a thought that was
-    opened before the text, whether `opened` says so or not. Tags in calls, in code and in quotes are words, and so is
-    a `<think>` amid a line that nothing ends.
+    A thought that does not end takes everything after it along: half a thought is no answer. Tags in calls, in code
+    and in quotes are words, and so is a `<think>` amid a line that nothing ends.
     """
     if not opened and THINK not in text and THOUGHT not in text and "<|" not in text and not _BARE_ANALYSIS.match(text):
         return text

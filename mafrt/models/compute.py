@@ -54,15 +54,9 @@ class Compute:
         return out
 
     def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
-        """Causal attention of packed rows, each to its beginning and itself.
+        """Causal attention of packed rows, each to its beginning and itself: `[heads, N, D]` -> `[N, heads, D]`.
 
-        Args:
-            query: `[heads, N, D]`.
-            key: `[kv heads, N, D]`, and `value` alike.
-            rows: which tokens are rows, and the layer's constants.
-
-        Returns:
-            `[N, heads, D]`.
+        `key` and `value` `[kv heads, N, D]`; `rows` knows which tokens are rows, and the layer's constants.
         """
         return rows.attend(query, key, value)
 
@@ -81,14 +75,9 @@ class Compute:
     def sample(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw one token a row from softmax(logits / temperature).
 
-        Args:
-            logits: `[rows, V]`; -inf bars a token.
-            temperatures: `[rows]` float32; 0 takes the first of the most likely tokens.
-            uniforms: `[rows]` float32 in [0, 1).
-
-        Returns:
-            Token ids, none of probability 0; their log-probabilities, 0.0 in greedy rows; and `[rows]` float32 numbers
-            that are not finite where a row holds NaN or +inf, or nothing but -inf.
+        `logits` `[rows, V]`, where -inf bars a token; `temperatures` `[rows]` float32, where 0 takes the first of the
+        most likely tokens; `uniforms` `[rows]` float32 in [0, 1). Returns token ids, none of probability 0, their
+        log-probabilities (0.0 in greedy rows), and numbers not finite where a row has NaN, +inf or nothing but -inf.
         """
         # Half precision is too coarse for a cumulative sum over a vocabulary.
         logits = logits.float()
@@ -101,14 +90,9 @@ class Compute:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token of each row at which the running sum of its probabilities exceeds its uniform number.
+    """Ids and log-probabilities `[rows]` of the first tokens at which the running sum exceeds the uniform number.
 
-    Args:
-        probs: `[rows, V]`, not negative, not normalised, at least one of a row above 0.
-        uniforms: `[rows]` in [0, 1).
-
-    Returns:
-        Token ids, none of probability 0, and their log-probabilities, `[rows]` each.
+    `probs` `[rows, V]` need not be normalised, but one of each row is above 0; `uniforms` `[rows]` in [0, 1).
     """
     running = probs.cumsum(1)
     total = running[:, -1:]

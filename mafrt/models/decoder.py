@@ -55,13 +55,10 @@ class DecodeModel:
     def decoder(
         self, prompts: PromptKV, owner: Sequence[int], adapters: Sequence[str | None], steps: int
     ) -> FoldingDecoder:
-        """Decoding of a batch.
+        """Decoding of a batch, in which at most `steps` tokens are fed to a row.
 
-        Args:
-            prompts: keys and values of the prompts; they are taken over, and not to be used again.
-            owner: which prompt each row goes on from; rows of one prompt lie side by side.
-            adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
-            steps: most tokens that will be fed to a row.
+        `prompts` are taken over, and not to be used again. `owner`: which prompt each row goes on from; `adapters`:
+        adapter name of each row. Rows of one prompt and of one adapter lie side by side, those of None last.
         """
         index = torch.tensor([self.base.adapter_index(name) for name in adapters])
         return ExpandedDecoder(self.base, prompts, torch.tensor(owner), index)

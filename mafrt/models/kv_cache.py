@@ -56,38 +56,27 @@ class KVLayer(CacheLayerMixin):
             self.keys, self.values = key_states, value_states
         else:
             if self.keys is None or self.used + steps > self.capacity:
-                self._grow(self.used + steps, key_states, value_states)
+                # Doubling keeps all copies of a generation together proportional to its length.
+                self.capacity = max(self.used + steps, self.capacity if self.keys is None else 2 * self.capacity)
+                self.keys, self.values = self._room(key_states, self.keys), self._room(value_states, self.values)
             self.keys[:, :, self.used : self.used + steps] = key_states
             self.values[:, :, self.used : self.used + steps] = value_states
         self.is_initialized = True
         self.used += steps
         return self.keys[:, :, : self.used], self.values[:, :, : self.used]
 
-    def _grow(self, needed: int, key_like: Tensor, value_like: Tensor) -> None:
-        if self.keys is not None:
-            # Doubling keeps all copies of a generation together proportional to its length.
-            self.capacity = max(needed, 2 * self.capacity)
-        self.capacity = max(needed, self.capacity)
-        old = (self.keys, self.values)
-        self.keys, self.values = (
-            # Left unfilled: the views end at `used`, so nothing beyond it is read.
-            like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3], dtype=self.dtype)
-            for like in (key_like, value_like)
-        )
-        if old[0] is not None:
-            self.keys[:, :, : self.used] = old[0][:, :, : self.used]
-            self.values[:, :, : self.used] = old[1][:, :, : self.used]
+    def _room(self, like: Tensor, held: Tensor | None) -> Tensor:
+        """Room for `capacity` steps of rows as in `like`, with what is held; unfilled beyond, which nothing reads."""
+        room = like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3], dtype=self.dtype)
+        if held is not None:
+            room[:, :, : self.used] = held[:, :, : self.used]
+        return room
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            if old is not None:
-                # Into a new tensor of the same capacity: selecting in place would overwrite rows that are still to be
-                # read.
-                kept = old.new_empty(len(rows), old.shape[1], self.capacity, old.shape[3])
-                kept[:, :, : self.used] = old[:, :, : self.used].index_select(0, rows)
-                setattr(self, name, kept)
+        if self.keys is not None:
+            kept = (whole[:, :, : self.used].index_select(0, rows) for whole in (self.keys, self.values))
+            self.keys, self.values = (self._room(own, own) for own in kept)
 
     def get_seq_length(self, *args: Any) -> int:
         return self.used
@@ -156,19 +145,12 @@ def joined(first: PromptKV, second: PromptKV) -> PromptKV:
 
 
 def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:
-    """Feed every prompt once, each with its adapter (`SharedBase.adapter_index`), which acts on all its tokens.
-
-    Prompts of like length go together, padded on the right: causal attention keeps padding out of everything that
-    counts, so no mask has to be built.
-
-    Returns:
-        The hidden states after each prompt's last token `[prompts, d]`, and the keys and values.
-    """
+    """Hidden states after each prompt's last token `[prompts, d]`, and keys and values of all of it."""
     device = base.device
     last: Tensor | None = None
     kv: PromptKV | None = None
     for chunk in chunked([len(p) for p in prompts], PREFILL_TOKENS.get(device.type, 16384)):
-        # Sorted by adapter, so that each adapter's tokens are one run.
+        # Padded on the right, since causal attention needs no mask then; each adapter's tokens are one run.
         chunk.sort(key=lambda i: adapters[i])
         lengths = torch.tensor([len(prompts[i]) for i in chunk])
         span = int(lengths.max())

@@ -95,14 +95,10 @@ class FrozenHead:
         return onto.to(self.weight.dtype) @ self.weight
 
     def score(self, hidden: Tensor, targets: Tensor, scale: Tensor, want: bool, want_entropy: bool) -> Scores:
-        """Log-probabilities and entropies of some tokens, with the gradients that are wanted.
+        """Log-probabilities and entropies of `targets` `[tokens]`, with the gradients that are wanted.
 
-        Args:
-            hidden: `[tokens, d]`.
-            targets: `[tokens]`.
-            scale: `[tokens, 1]`: 1 / temperature.
-            want: whether gradients are wanted at all.
-            want_entropy: whether that of the entropies is wanted too.
+        `hidden` `[tokens, d]`; `scale` `[tokens, 1]` is 1 / temperature; `want_entropy` asks for the entropies'
+        gradient, beside that of the log-probabilities.
         """
         # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move.
         logits = self.form(self.products(hidden).to(scale.dtype))
@@ -143,11 +139,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
 
-    `hidden` `[N, d]` after the final norm, `targets` `[N]`.
-    The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
-    `chunk` is the number of tokens whose logits exist at a time (default: `chunk_tokens`).
-    Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
-    only logged.
+    `hidden` `[N, d]` after the final norm, `targets` `[N]`; the distribution is softmax(logits / temperature), with a
+    number or `[N]`, all above 0. `chunk` tokens' logits exist at a time (default: `chunk_tokens`). Differentiable with
+    respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is only logged.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
@@ -163,12 +157,7 @@ def token_logprobs(
 
 
 def chunk_tokens(vocabulary: int, device: str) -> int:
-    """Number of tokens whose logits exist at a time: `LEAST_TOKENS`, or more if that stays small.
-
-    Args:
-        vocabulary: number of tokens that the head knows.
-        device: device type, such as `cpu`.
-    """
+    """Number of tokens whose logits exist at a time on a type of device: `LEAST_TOKENS`, or more if that is little."""
     usual = CHUNK_ELEMENTS.get(device, 2**26) // vocabulary
     return max(usual, min(LEAST_TOKENS, MOST_ELEMENTS // vocabulary), 16)
 

@@ -71,8 +71,7 @@ class StackedLoRALinear(nn.Module):
         """`y = W x + b + sum_k [the token is adapter k's] scaling_k B_k A_k x`: `[..., in]` -> `[..., out]`.
 
         LoRA as of Hu et al. 2021 (arXiv:2106.09685), equation 3. The A of all adapters are one matrix `[R, in]` and
-        the B one `[out, R]`; between the two products a mask keeps the ranks of each token's own adapter. So there are
-        as many operations for sixty adapters as for one.
+        the B one `[out, R]`; between the two products a mask keeps the ranks of each token's own adapter.
         """
         out = self.base_layer(x)
         layout = tuple((k, self.ranks[k], self.scalings[k]) for k in routing.present if k in self.pairs)

@@ -164,18 +164,12 @@ class Placeholders:
         return f"{self._name}{len(self._parts) - 1}Z"
 
     def hide(self, text: str, keep: Collection[str] = ()) -> str:
-        """`text` with a stand-in for each control in it but those of `keep`, and for half a control at its ends.
-
-        A lone surrogate, which no tokenizer takes, becomes U+FFFD.
-        """
+        """`text` with a stand-in for each control in it but those of `keep`, and for half a control at its ends."""
         text = whole_characters(text)
         if not self.controls.ids or not text:
             return text
-        parts = self.controls.pieces(text)
-        if len(parts) == 1 and not parts[0][1]:
-            return self._without_ends(self._without_looks(text))
         hidden = []
-        for piece, control in parts:
+        for piece, control in self.controls.pieces(text):
             if not control:
                 hidden.append(self._without_ends(self._without_looks(piece)))
             elif piece in keep:
@@ -223,14 +217,10 @@ class Placeholders:
         return self._mark.sub(lambda match: "".join(self._parts[int(match[1])]), text) if self else text
 
     def encode(self, filled: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a filled-in template with the texts themselves in it, as characters.
-
-        Raises:
-            ConfigError: the tokenizer makes a control of them however they are cut.
-        """
-        if not self:
-            return self._ids(filled, add_special_tokens)
+        """Token ids of a filled-in template with the texts in it as characters; ConfigError where no cut does it."""
         whole = self._ids(filled, add_special_tokens)
+        if not self:
+            return whole
         wanted = self.controls.of(whole)
         if not self.forged:
             ids = self._ids(self.shown(filled), add_special_tokens)
@@ -290,14 +280,8 @@ def encode_outside(tokenizer: Any, text: str, keep: Collection[str] = ()) -> lis
 
 
 def answer_text(tokenizer: Any, ids: Sequence[int], ends: Collection[int]) -> str:
-    """The text of sampled tokens, without the end token that closes it.
-
-    Nothing that was sampled is left out: other special tokens are written, and an id that stands for no text is
-    U+FFFD. An answer with a token in its middle that vanished would be graded as another answer.
-    """
+    """The text of sampled tokens without the end token that closes it; an id that stands for no text is U+FFFD."""
     said = list(ids[:-1] if len(ids) and ids[-1] in ends else ids)
-    if all(tokenizer.convert_ids_to_tokens(said)):
-        return _decoded(tokenizer, said)
     text, piece = "", []
     for token, word in zip(said, tokenizer.convert_ids_to_tokens(said), strict=True):
         if word:

@@ -62,11 +62,9 @@ def packed_attention(
     compute: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's `sdpa` attention, row by row where the batch is packed.
+    """Hugging Face's `sdpa` attention, row by row where the batch is packed: `[1, N, heads, head_dim]`.
 
-    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`. The
-    layer's `sliding_window` (tokens that a query may attend to, itself included) and `softcap` (Gemma 2's bound of the
-    scores) are arguments as for all implementations. `compute` is a `mafrt.models.compute.Compute`.
+    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads. `compute` is a `Compute`.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -72,10 +72,7 @@ class Family:
 
     @cached_property
     def mask(self) -> Tensor:
-        """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest attends to.
-
-        Made where and when a form of attention asks for it, since it is by far the largest of all these.
-        """
+        """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest attends to."""
         longest = self.rests.shape[1]
         ones = torch.ones(longest, self.shared + longest, dtype=torch.bool, device=self.rests.device)
         return ones.tril(self.shared)
@@ -168,7 +165,7 @@ class SharedPrefixes:
         same = {row: first.setdefault(tuple(ids[row, fixed[row]].tolist()), row) for row in rows}
         once = torch.zeros_like(fixed)
         once[list(first.values())] = fixed[list(first.values())]
-        packing = _packed(once, torch.full((len(real),), -1), ids)
+        packing = pack(once, torch.full((len(real),), -1), torch.device("cpu"), ids)
         token = torch.full((real.numel(),), -1)
         token[packing.places] = packing.source
         columns = {row: fixed[row].nonzero().squeeze(1) for row in rows}
@@ -195,23 +192,9 @@ def pack(
         index: `[B]` or `[B, T]` on the CPU: the adapter of each row or token, -1 for none.
         device: of the result.
         ids: `[B, T]` token ids; given, beginnings that rows have in common, in tokens and adapters, are computed once.
-        least_shared: tokens of the shortest prefix that is shared.
+        least_shared: tokens of the shortest prefix that is shared; `most`: of a family, None: `MOST_TOKENS`.
         beginnings: of the rows; their pass comes first, and this one has the other tokens.
-        most: tokens of a family; None: `MOST_TOKENS`.
     """
-    return _packed(real, index, ids, least_shared, beginnings, most).to(device)
-
-
-def _packed(
-    real: Tensor,
-    index: Tensor,
-    ids: Tensor | None = None,
-    least_shared: int = LEAST_SHARED,
-    beginnings: SharedPrefixes | None = None,
-    most: int | None = None,
-) -> Packing:
-    """`pack` on the CPU."""
-    device = torch.device("cpu")
     real, past = (real, {}) if beginnings is None else (beginnings.rest, beginnings.of_row)
     lengths = [int(length) for length in real.sum(1).tolist()]
     # A row has one adapter, and -1 where it does not act yet, so the maximum is the adapter.
@@ -220,7 +203,7 @@ def _packed(
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
     # Everything below is plain lists on the host: thousands of small tensor operations would cost more than the pass.
     most = MOST_TOKENS if most is None else most
-    families, prefix = ordered_families(columns, index, ids, owner, past, (least_shared, most))
+    families, prefix = ordered_families(columns, index, ids, owner, past, least_shared, most)
     take: list[int] = []
     places: list[int] = []
     source: list[int] = []
@@ -240,25 +223,20 @@ def _packed(
             each = [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()[-len(own) :]
             adapters += each
             sizes.append(len(flat) - shared)
-        if rows[0] in past:
-            own_past = past[rows[0]]
-            blocks.append(TokenBlock(1, len(take) - first, Family.of(len(own_past), sizes, device, own_past)))
-        elif len(rows) > 1:
-            blocks.append(TokenBlock(1, len(take) - first, Family.of(shared, sizes, device)))
+        if len(rows) > 1 or rows[0] in past:
+            own_past = past.get(rows[0])
+            family = Family.of(shared if own_past is None else len(own_past), sizes, real.device, own_past)
+            blocks.append(TokenBlock(1, len(take) - first, family))
         # Neighbours of one length are one block, so that attention runs once over a rectangle and not row by row.
         elif blocks and blocks[-1].family is None and blocks[-1].length == lengths[rows[0]]:
             blocks[-1] = TokenBlock(blocks[-1].rows + 1, lengths[rows[0]])
         else:
             blocks.append(TokenBlock(1, lengths[rows[0]]))
     return Packing(
-        integers(take),
-        integers(adapters),
-        tuple(blocks),
-        integers(places),
-        integers(source),
-        len(source) == len(take),  # only a shared beginning is taken more than once
+        *(integers(take), integers(adapters), tuple(blocks), integers(places), integers(source)),
+        in_order=len(source) == len(take),  # only a shared beginning is taken more than once
         past=None if beginnings is None else beginnings.packing.kept,
-    )
+    ).to(device)
 
 
 def ordered_families(
@@ -267,12 +245,10 @@ def ordered_families(
     ids: Tensor | None,
     owner: Sequence[int],
     past: Mapping[int, Tensor],
-    bounds: tuple[int, int],
+    least_shared: int,
+    most: int,
 ) -> tuple[list[list[int]], dict[int, int]]:
-    """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row.
-
-    `bounds`: tokens of the shortest beginning that is shared, and of the largest family.
-    """
+    """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row."""
     lengths = [len(own) for own in columns]
     families = [[row] for row in range(len(lengths)) if lengths[row]]
     prefix: dict[int, int] = {}
@@ -283,8 +259,10 @@ def ordered_families(
             # One number for token and adapter: rows are then compared as plain lists.
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
-        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, *bounds)
-        families += _with_one_past(past, owner, lengths, bounds[1])
+        fresh = [[] if n in past else row for n, row in enumerate(tokens)]
+        families, prefix = _families(fresh, groups, least_shared, most)
+        if past:
+            families += _with_one_past(past, owner, lengths, most)
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
     return families, prefix
@@ -307,7 +285,7 @@ def _with_one_past(
 
 
 def _families(
-    tokens: Sequence[Sequence[int]], owner: Sequence[int], least: int, most: int
+    tokens: Sequence[list[int]], owner: Sequence[int], least: int, most: int
 ) -> tuple[list[list[int]], dict[int, int]]:
     """Rows that share a beginning, and its length by the first row of each family."""
     # In lexical order the rows that share the longest beginning are neighbours.
@@ -319,9 +297,11 @@ def _families(
         last = families[-1][-1] if families else None
         if last is not None and owner[last] == owner[row]:
             # The last token of a row stays its own, so that no row is without a suffix.
-            both = min(_common(tokens[last], tokens[row]), len(tokens[row]) - 1, len(tokens[last]) - 1)
+            longest = min(len(tokens[row]), len(tokens[last])) - 1
+            pairs = enumerate(zip(tokens[last], tokens[row], strict=False))
+            common = next((place for place, (a, b) in pairs if a != b), longest)
             # The prefix of a family only shrinks as rows join it.
-            both = min(both, prefix.get(families[-1][0], both))
+            both = min(common, longest, prefix.get(families[-1][0], longest))
             grown = size + len(tokens[row]) - both
             if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= most:
                 families[-1].append(row)
@@ -331,11 +311,3 @@ def _families(
         families.append([row])
         size = len(tokens[row])
     return families, prefix
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    for place, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return place
-    return min(len(left), len(right))

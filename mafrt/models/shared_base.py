@@ -205,14 +205,12 @@ class SharedBase(AdaptedModel):
         with self.sharding.whole() if self.sharding is not None else nullcontext():
             yield
 
-    @property
-    def _run(self) -> Callable[[Callable[[], Any]], Any]:
-        return _at_once if self.sharding is None else self.sharding.run
+    def _run(self, compute: Callable[[], Tensor]) -> Tensor:
+        return compute() if self.sharding is None else self.sharding.run(compute)
 
     @property
     def quantised(self) -> bool:
-        """Whether the linear layers are quantised by bitsandbytes. Their outputs depend slightly on the batch (rounding
-        to 4 or 8 bits), so sampler and trainer log-probs differ."""
+        """Whether bitsandbytes quantised the linear layers: their outputs then depend slightly on the batch."""
         return getattr(self.model, "quantization_method", None) is not None
 
     def fingerprint(self) -> str:
@@ -300,11 +298,10 @@ class SharedBase(AdaptedModel):
     ) -> Tensor:
         """Hidden states `[B, T, d]` after the final norm; the head is not applied.
 
-        `input_ids` `[B, T]`. `attention_mask` `[B, past + T]`, 1 for a real token, or a mask that the model takes as
-        it is (4D), or None where all are real. `adapter_index` `[B]` or `[B, T]`, -1 for no adapter; it is read on
-        the host, so leave it on the CPU. `position_ids` default to counting the real tokens. `past_key_values` is a
-        Hugging Face cache, extended in place. With gradients enabled, only adapters named in `train` (None: all) get
-        them; the others act all the same.
+        `input_ids` `[B, T]`. `attention_mask` `[B, past + T]`, 1 for a real token, or a 4D mask for the model as it
+        is, or None where all are real. `adapter_index` `[B]` or `[B, T]` on the CPU, -1 for no adapter. `position_ids`
+        count the real tokens. `past_key_values` is a Hugging Face cache, extended in place. Only adapters named in
+        `train` (None: all) get gradients; the others act all the same.
         """
         rows, steps = input_ids.shape
         # Read on the host: the routing is built in Python, and a GPU index would synchronise at every forward.
@@ -315,14 +312,14 @@ class SharedBase(AdaptedModel):
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
         # None stands for all, and must not become an empty set, which would stop every gradient.
         learn = None if train is None else frozenset(self._record(name).index for name in train)
-        flat_mask = attention_mask is not None and attention_mask.dim() == 2
+        flat_mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         shares = position_ids is None
-        if position_ids is None and attention_mask is not None and flat_mask:
+        if shares and flat_mask is not None:
             # Rows that are padded on the left count from their first real token.
-            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
-        if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
+            position_ids = (flat_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
+        if self._packs and past_key_values is None and flat_mask is attention_mask:
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
-        if shares and past_key_values is None and (flat_mask or attention_mask is None):
+        if shares and past_key_values is None and flat_mask is attention_mask:
             real = torch.ones(rows, steps) if attention_mask is None else attention_mask.cpu()
             # Nothing that is read sees padding on the right, and without a mask rows have the positions that the model
             # gives them, which some count from 2.
@@ -331,23 +328,22 @@ class SharedBase(AdaptedModel):
                 if self.shares and rows > 1:
                     states = declared("mafrt.models.shared_beginnings:forward")(self, input_ids, real, index, learn)
                 return self.padded(input_ids, index, learn) if states is None else states
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "use_cache": past_key_values is not None,
+        }
         with self.context.use(self._routing_for(index, rows, steps, learn)):
-            return self._run(
-                lambda: self._states(
-                    input_ids=input_ids,
-                    attention_mask=attention_mask,
-                    position_ids=position_ids,
-                    past_key_values=past_key_values,
-                    use_cache=past_key_values is not None,
-                )
-            )
+            return self._run(lambda: self._states(given))
 
     __call__ = forward
 
     def padded(self, ids: Tensor, index: Tensor, learn: frozenset[int] | None) -> Tensor:
         """Hidden states `[B, T, d]` of whole rows that are padded on the right; arguments as of `forward`."""
         with self.context.use(self._routing_for(index, len(ids), ids.shape[1], learn)):
-            return self._run(lambda: self._states(input_ids=ids, use_cache=False))
+            return self._run(lambda: self._states({"input_ids": ids, "use_cache": False}))
 
     def read(
         self,
@@ -388,7 +384,7 @@ class SharedBase(AdaptedModel):
         weight = self.head.weight
         return states.to(weight.dtype) if weight.is_floating_point() else states
 
-    def _states(self, **given: Any) -> Tensor:
+    def _states(self, given: dict[str, Any]) -> Tensor:
         """Hidden states of a pass of the model as loaded."""
         if not self.through_head:
             out = self.inner(**self._taken(given))
@@ -441,21 +437,11 @@ class SharedBase(AdaptedModel):
         if not packing.blocks:
             return hidden
         ids, positions = (part[packing.take].unsqueeze(0) for part in flat)
+        # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
+        given: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+        given |= {"attention_mask": ids.new_zeros(1, 1, 1, 1), "packing": packing, "compute": self.compute}
         with self.context.use(self._make_routing(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
-            packed = self._run(
-                lambda: (
-                    self.inner(
-                        input_ids=ids,
-                        # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
-                        attention_mask=ids.new_zeros(1, 1, 1, 1),
-                        position_ids=positions,
-                        use_cache=False,
-                        packing=packing,
-                        compute=self.compute,
-                    ).last_hidden_state
-                )
-            )
-        packed = packed.squeeze(0)
+            packed = self._run(lambda: self.inner(**given).last_hidden_state).squeeze(0)
         return hidden.index_copy_(0, packing.places, packed if packing.in_order else packed[packing.source])
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
@@ -475,21 +461,12 @@ class SharedBase(AdaptedModel):
         return routing if routing.present or bare else None
 
     def token_logprobs(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        temperature: float | Tensor = 1.0,
-        chunk: int | None = None,
-        entropy_grad: bool = True,
+        self, hidden: Tensor, targets: Tensor, temperature: float | Tensor = 1.0, *, entropy_grad: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of each target and entropy, `[N]` each, from `hidden` `[N, d]`.
-
-        See `mafrt.models.logprobs`.
-        """
+        """Log-probability of each target and entropy, `[N]` each, from `hidden` `[N, d]`: `mafrt.models.logprobs`."""
         with self.sharding.head() if self.sharding is not None else nullcontext():
-            return logprobs.token_logprobs(
-                hidden, targets, self._frozen_head(), temperature=temperature, chunk=chunk, entropy_grad=entropy_grad
-            )
+            head = self._frozen_head()
+            return logprobs.token_logprobs(hidden, targets, head, temperature=temperature, entropy_grad=entropy_grad)
 
     def _frozen_head(self) -> logprobs.FrozenHead:
         # The weight of a sharded head is there for a moment only.
@@ -503,7 +480,3 @@ class SharedBase(AdaptedModel):
             return self.logit_form(self.head(hidden))
         products = self._frozen_head().products(hidden.reshape(-1, hidden.shape[-1]))
         return self.logit_form(products.view(*hidden.shape[:-1], -1))
-
-
-def _at_once(compute: Callable[[], Any]) -> Any:
-    return compute()

@@ -33,7 +33,7 @@ def forward(
     owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     lengths = [int(length) for length in real.sum(1).tolist()]
     columns = [list(range(length)) for length in lengths]
-    families, prefix = ordered_families(columns, index, ids.cpu(), owner, {}, (least, 2**62))
+    families, prefix = ordered_families(columns, index, ids.cpu(), owner, {}, least, 2**62)
     shared = sorted((rows for rows in families if prefix.get(rows[0], 0)), key=lambda rows: prefix[rows[0]])
     if not shared:
         return None

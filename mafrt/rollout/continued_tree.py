@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mafrt.core.errors import EnvError
-from mafrt.core.types import StepResult, Turn
+from mafrt.core.types import Turn
 from mafrt.rollout.player import PlayStats
 from mafrt.rollout.replay import play_on
 from mafrt.rollout.tree_player import Alternative, Tree, TreePlayer, no_score
@@ -36,7 +35,7 @@ class ContinuedTreePlayer(TreePlayer):
                 trial.fork.episode.turns = [replace(turn) for turn in tree.item.episode.turns]
                 trial.fork.last_turn = {turn.agent: turn for turn in trial.fork.episode.turns}
         results = self._step_envs([trial.fork for trial in every], {trial.fork.key: trial.answers for trial in every})
-        lost = {trial.fork.key for trial in every if not self._begun(trial, results[trial.fork.key])}
+        lost = {trial.fork.key for trial in every if not self._stepped(trial, results[trial.fork.key])}
         going = [t.fork for t in every if t.fork.key not in lost and "ended" not in t.fork.episode.info]
         lost |= play_on(self.sampling_as(self.sampling), going, stats)
         stats.tree_errors += len(lost)
@@ -45,14 +44,6 @@ class ContinuedTreePlayer(TreePlayer):
             position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
             for trial in some:
                 _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.opponents)
-
-    def _begun(self, trial: Alternative, result: StepResult | EnvError) -> bool:
-        """Take the step of the alternative itself; False if its environment raised."""
-        if not self._stepped(trial, result):
-            return False
-        assert isinstance(result, StepResult)
-        trial.fork.observations = dict(result.observations)
-        return True
 
     def _best(self, trials: Sequence[list[Alternative]], stats: PlayStats) -> list[int]:
         """Always the first: another choice would make the states that follow unlike those of the policy."""

@@ -149,8 +149,8 @@ class RunningEpisode:
     def key(self) -> str:
         return self.episode.id
 
-    def record(self, answers: Answers) -> None:
-        """Add a turn for each answer of this step."""
+    def advance(self, answers: Answers, result: StepResult | EnvError, team: Sequence[str]) -> bool:
+        """Record a step; whether the episode is over. EnvError if its result is one, or fits no team or turn."""
         for agent, (request, answer) in answers.items():
             turn = Turn(
                 agent=agent,
@@ -167,32 +167,37 @@ class RunningEpisode:
             )
             self.episode.turns.append(turn)
             self.last_turn[agent] = turn
+        if isinstance(result, EnvError):
+            raise result
+        over = result.terminated or result.truncated
+        if not over:
+            check_agents(result.observations, self.env, team)
+        self.take(result)
+        if over:
+            self.episode.info["ended"] = "terminated" if result.terminated else "truncated"
+        else:
+            self.observations = dict(result.observations)
+        return over
 
     def take(self, result: StepResult) -> None:
-        """Fill turns and episode from a step's result; what is about an agent goes to its latest turn.
-
-        Raises:
-            EnvError: a reward or evidence for an agent that has not acted yet.
-        """
+        """Fill turns and episode from a step's result; what is about an agent goes to its latest turn, or raises."""
         for agent, reward in result.rewards.items():
             if (turn := self.last_turn.get(agent)) is not None:
                 # None means that nothing was paid, which is not the same as a reward of 0.
-                turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+                turn.reward = (turn.reward or 0.0) + reward
                 if reward and turn.env_step != self.env_step:
-                    turn.late = [*turn.late, (self.env_step, float(reward))]  # forks share the list of the turn
+                    turn.late = [*turn.late, (self.env_step, reward)]  # forks share the list of the turn
             # A reward of 0 loses nothing, so environments may name all agents in every step.
             elif reward:
-                name = self.env.class_name
-                raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
+                raise EnvError(f"{self.env.class_name} rewards {agent!r} with {reward} before it has acted.")
         for agent, step, reward in result.info.get("earlier", ()):
             paid = next((t for t in self.episode.turns if t.agent == agent and t.env_step == step), None)
             if paid is None:
                 raise EnvError(f"{self.env.class_name} pays {agent!r} for step {step}, in which it did not act.")
-            paid.reward = reward if paid.reward is None else paid.reward + reward
+            paid.reward = (paid.reward or 0.0) + reward
         for agent, new in result.info.get("evidence", {}).items():
             if (turn := self.last_turn.get(agent)) is None:
-                name = self.env.class_name
-                raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
+                raise EnvError(f"{self.env.class_name} gives evidence about {agent!r} before it has acted.")
             turn.evidence = new if turn.evidence is None else turn.evidence.updated(new)
         self.env_step += 1
         if "outcome" in result.info:
@@ -296,11 +301,8 @@ class Player:
     ) -> tuple[list[Episode], PlayStats]:
         """Play until `next_start(slot, finished episode or None)` returns None for every slot.
 
-        An environment that raises loses its episode, which is counted; the slot goes on with the next start. A
-        true `interrupted()` abandons all running episodes between two generations and returns the finished ones.
-
-        Returns:
-            The episodes sorted by id, and the other counts.
+        An environment that raises loses its episode, which is counted. A true `interrupted()` abandons all running
+        episodes between two generations. Returns the finished episodes, sorted by id, and the counts.
 
         Raises:
             EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
@@ -344,7 +346,7 @@ class Player:
         try:
             options = None if start.task is None else {"task": start.task}
             observations, info = slot.env.reset(seed=start.reset_seed, options=options)
-            self._check_agents(observations, slot.env)
+            check_agents(observations, slot.env, self.team.names)
         except EnvError as error:
             return error
         episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
@@ -469,37 +471,25 @@ class Player:
         rollout: Rollout,
     ) -> None:
         """Record a step. The item joins `going`, or its slot is idle."""
-        item.record(answers)
         try:
-            if isinstance(result, EnvError):
-                # Raised here, so that one place discards a lost episode, whatever lost it.
-                raise result
-            over = result.terminated or result.truncated
-            if not over:
-                self._check_agents(result.observations, item.env)
-            item.take(result)
+            over = item.advance(answers, result, self.team.names)
         except EnvError as error:
             rollout.stats.lost(error)
             # The lost episode is discarded whole: a part of it would have no outcome to learn from.
             rollout.idle.append(FreeSlot(item.slot, item.env))
             return
-        if over:
-            item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            rollout.done.append(item.episode)
-            rollout.idle.append(FreeSlot(item.slot, item.env, item.episode))
-        else:
-            item.observations = dict(result.observations)
+        if not over:
             going.append(item)
+            return
+        rollout.done.append(item.episode)
+        rollout.idle.append(FreeSlot(item.slot, item.env, item.episode))
 
-    def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
-        team = self.team.names
-        if not observations:
-            raise EnvError(
-                f"{env.class_name} goes on but returns no observation; return one for each agent that acts next."
-            )
-        for agent in observations:
-            if agent not in team:
-                raise EnvError(f"{env.class_name} asks agent {agent!r} to act, but the team has {', '.join(team)}.")
+
+def check_agents(observations: Mapping[str, Observation], env: Session, team: Sequence[str]) -> None:
+    """Raise EnvError unless all agents that act next are in the team."""
+    for agent in observations:
+        if agent not in team:
+            raise EnvError(f"{env.class_name} asks agent {agent!r} to act, but the team has {', '.join(team)}.")
 
 
 def side_by_side(call: Callable[[T], R], items: Sequence[T], blocking: Sequence[bool]) -> list[R]:

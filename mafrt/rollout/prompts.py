@@ -32,10 +32,7 @@ TOOLS_TAIL = 'A call is <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_c
 
 
 def messages_of(system: str, observation: Observation, at: str = "start") -> list[Message]:
-    """The chat: the agent's role prompt, then its observation, or the prompt at its `end` (`AgentSpec.prompt_at`).
-
-    An observation's own system message wins.
-    """
+    """The agent's role prompt, which an own system message replaces, `at` the start or end of its observation."""
     seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     if seen and seen[0]["role"] == TOOLS:
         return [seen[0], *messages_of(system, seen[1:], at)]
@@ -59,10 +56,8 @@ def with_note(seen: Observation, note: str) -> Observation:
 def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str = "start") -> list[int]:
     """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
 
-    This is the only way of a text into a prompt: the control tokens of the template come of the template alone
-    (`mafrt.models.outside_text`). An agent's own turns keep the markup of its thoughts and calls.
-    A tokenizer without a template gets plain `role: content` lines, which no content can write
-    (`mafrt.core.transcript`); base models are commonly used that way.
+    The only way of a text into a prompt: control tokens come of the template alone (`mafrt.models.outside_text`), but
+    for the markup of an agent's own thoughts and calls. Without a template there are plain `role: content` lines.
 
     Raises:
         EnvError: the schemas of tools are none, or the chat template refuses the messages.
@@ -86,7 +81,8 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
     from jinja2 import TemplateError
 
     try:
-        filled = _rendered(tokenizer, messages)
+        tools = any(message["role"] in (TOOLS, "tool") for message in messages)
+        filled = _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
     except (TemplateError, KeyError, TypeError, AttributeError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
@@ -122,14 +118,7 @@ def opens_thought(tokenizer: Any) -> bool:
     """Whether the chat template ends the prompt with `<think>`, so that every answer begins inside a thought."""
     if not getattr(tokenizer, "chat_template", None):
         return False
-    return _rendered(tokenizer, [{"role": "user", "content": "?"}]).rstrip().endswith(THINK)
-
-
-def _rendered(tokenizer: Any, messages: list[Message]) -> str:
-    """The chat as text."""
-    if any(message["role"] in (TOOLS, "tool") for message in messages):
-        return _with_tool_messages(tokenizer, messages)
-    return _template(tokenizer, messages)
+    return _template(tokenizer, [{"role": "user", "content": "?"}]).rstrip().endswith(THINK)
 
 
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:

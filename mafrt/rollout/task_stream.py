@@ -60,10 +60,7 @@ class TaskStream:
     def next_start(
         self, slot: int, finished: Episode | None, advance: Callable[[int], None] | None = None
     ) -> Start | None:
-        """The next episode of `slot`, or None if it has collected enough, which is told to `advance`.
-
-        `finished` is its last episode.
-        """
+        """The next episode of `slot` after `finished`; None if it has enough, which is told to `advance`."""
         if finished is not None:
             self._collected[slot] += len(finished.turns)
             # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.

@@ -145,16 +145,8 @@ class TreePlayer(Player):
 
     def _stepped(self, trial: Alternative, result: StepResult | EnvError) -> bool:
         """Record a fork's answers and take its step; False if its environment raised."""
-        fork = trial.fork
-        fork.record(trial.answers)
         try:
-            if isinstance(result, EnvError):
-                raise result
-            if result.terminated or result.truncated:
-                fork.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            else:
-                self._check_agents(result.observations, fork.env)
-            fork.take(result)
+            trial.fork.advance(trial.answers, result, self.team.names)
         except EnvError as error:
             log.debug("an alternative is lost: %s", error)
             return False

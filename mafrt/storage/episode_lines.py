@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mafrt.core.types import Episode, Evidence, Scored
+from mafrt.core.types import Episode, Scored
 
 
 def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
@@ -25,7 +25,10 @@ def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
         if tokens:
             record |= {"prompt_ids": turn.prompt_ids, "action_ids": turn.action_ids}
         if turn.evidence is not None:
-            record["evidence"] = _evidence_record(turn.evidence)
+            given = vars(turn.evidence)
+            record["evidence"] = {name: given[name] for name in given if given[name] not in (None, {})}
+            if turn.evidence.rules is not None:
+                record["evidence"]["rules"] = vars(turn.evidence.rules)
         if turn.coach is not None:
             scored = isinstance(turn.coach, Scored)
             record["coach"] = vars(turn.coach) if scored else {"unscored": turn.coach.why}  # type: ignore[union-attr]
@@ -42,15 +45,3 @@ def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
             for alternative in episode_record(branch, tokens=tokens)["turns"]
         ]
     return {**record, "info": episode.info}
-
-
-def _evidence_record(evidence: Evidence) -> dict[str, Any]:
-    """Only the fields that the environment gave; `recorded.evidence_of` reads it back."""
-    record: dict[str, Any] = {}
-    if evidence.tool_output is not None:
-        record["tool_output"] = evidence.tool_output
-    if evidence.rules is not None:
-        record["rules"] = vars(evidence.rules)
-    if evidence.facts:
-        record["facts"] = evidence.facts
-    return record

@@ -8,7 +8,7 @@ turns as flat indices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,16 +51,16 @@ class Batch:
 
     def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
         """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
-        return self.gather_all([lists])[0]
+        return self.gather_all({"values": lists})["values"]
 
-    def gather_all(self, several: Sequence[Iterable[Sequence[float] | None]]) -> list[Tensor]:
-        """`gather` of several kinds of values, in one transfer."""
+    def gather_all(self, several: Mapping[str, Iterable[Sequence[float] | None]]) -> dict[str, Tensor]:
+        """`gather` of several kinds of values by name, in one transfer."""
         flat: list[float] = []
-        for lists in several:
+        for lists in several.values():
             for turn, values in zip(self.turns, lists, strict=True):
                 flat += [float("nan")] * len(turn.action_ids) if values is None else values
         every = floats(flat).to(self.input_ids.device)
-        return list(every.split(len(self.targets))) if len(self.targets) else [every for _ in several]
+        return dict(zip(several, every.view(len(several), -1), strict=True))
 
     def scatter(self, values: Tensor) -> list[list[float]]:
         """The inverse of `gather`: one list per turn from [N]."""
@@ -75,10 +75,7 @@ def collate(
     device: torch.device,
     active_from: Callable[[Turn], int] = lambda _: 0,
 ) -> Batch:
-    """Pad `turns` into one batch on `device`. Every turn must have at least one action token.
-
-    `active_from` gives the position of the first token on which a turn's adapter acts (`SharedBase.active_from`).
-    """
+    """Pad `turns`, of at least one action token each, into one batch; `active_from` as of `SharedBase`."""
     owners = [(adapter_index(turn), active_from(turn)) for turn in turns]
     joined = join(turns, owners)
     lengths = [_length(turns[own[-1]]) for own in joined]
@@ -121,25 +118,17 @@ def split(
     packs: bool = False,
     shares: bool = False,
 ) -> list[list[int]]:
-    """Group turns, at most `max_tokens` (or a single row) per group.
+    """Groups of indices into `turns`, at most `max_tokens` computed tokens (or a single row) per group.
 
-    Args:
-        turns: the batch.
-        max_tokens: that are computed for a group.
-        rows: to group: indices of the turns that a row has, the longest last; None: all, those of an agent that
-            continue one another in one row (`joined_turns.py`).
-        packs: whether a pass leaves out padding and computes the prompt of several turns once.
-        shares: whether it computes such a prompt once, and pads what follows to the longest; otherwise every row counts
-            as long as the longest of its group.
-
-    Returns:
-        Groups of indices into `turns`: those of one prompt follow one another, or the shortest rows come first.
+    `rows`: indices of the turns of each row, the longest last; None: turns of an agent that continue one another share
+    one. `packs`: a pass leaves out padding and computes the prompt of several turns once. `shares`: it computes such a
+    prompt once, and pads what follows to the longest. Otherwise every row counts as long as the longest of its group.
     """
-    rows = _of_agents(turns) if rows is None else rows
+    rows = joined_by_agent(turns) if rows is None else rows
     return _by_prompt(turns, max_tokens, rows, packs) if packs or shares else _by_width(turns, max_tokens, rows)
 
 
-def _of_agents(turns: Sequence[Turn]) -> list[list[int]]:
+def joined_by_agent(turns: Sequence[Turn]) -> list[list[int]]:
     return join(turns, [turn.agent for turn in turns])
 
 
@@ -159,15 +148,12 @@ def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]])
 
 
 def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]], packs: bool) -> list[list[int]]:
-    def place(row: list[int]) -> tuple[object, ...]:
-        turn = turns[row[0]]
-        # The prompt before the agent, since agents of scope `action` share what all of them read.
-        return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row[0]
-
     groups: list[list[int]] = []
     begun = rests = longest = width = count = 0
     last: Turn | None = None
-    for row in sorted(rows, key=place):
+    # The prompt before the agent, since agents of scope `action` share what all of them read.
+    first = [(len(t.prompt_ids), t.prompt_ids, t.agent, len(t.action_ids)) for t in (turns[row[0]] for row in rows)]
+    for _, _, row in sorted((key, row[0], row) for key, row in zip(first, rows, strict=True)):
         turn, length = turns[row[0]], _length(turns[row[-1]])
         prompt = len(turn.prompt_ids)
         again = last is not None and last.agent == turn.agent and last.prompt_ids == turn.prompt_ids
@@ -198,13 +184,9 @@ def by_length(turns: Sequence[Turn], rows: Iterable[list[int]]) -> list[list[int
 
 
 def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[MicroBatch]:
-    """Micro-batches of this process's share of `turns`; token counts are balanced over the processes.
-
-    A forward of a sharded base is collective, so all processes must run equally many: those with fewer micro-batches
-    append dummy ones.
-    """
+    """Micro-batches of this process's share of `turns`; a sharded base's passes are collective, so some are dummies."""
     # An adapter of scope `action` has read each turn's prompt as the base does, its own earlier answers too.
-    rows = [[turn] for turn in range(len(turns))] if base.activated else _of_agents(turns)
+    rows = [[turn] for turn in range(len(turns))] if base.activated else joined_by_agent(turns)
     if base.processes.size > 1:
         rows = base.processes.share(by_length(turns, rows))
     parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs, shares=base.shares)]

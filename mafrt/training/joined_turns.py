@@ -14,14 +14,9 @@ from mafrt.core.types import Turn
 
 
 def join(turns: Sequence[Turn], owners: Sequence[Any]) -> list[list[int]]:
-    """Which turns share a row.
+    """Which turns share a row: indices into `turns`, the shortest first; the last one has the row's tokens.
 
-    Args:
-        turns: a batch.
-        owners: of each what turns of one row have in common, such as the adapter; comparable with `<`.
-
-    Returns:
-        Per row indices into `turns`, the shortest first; the last one has the row's tokens. In the order of these.
+    `owners`: of each turn what those of one row have in common, such as the adapter; comparable with `<`.
     """
     tokens = [(*turn.prompt_ids, *turn.action_ids) for turn in turns]
     joined: list[list[int]] = []

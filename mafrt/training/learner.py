@@ -171,23 +171,15 @@ class Learner:
         """Update the adapters of `agents` with the advantages of their turns; all others stay bit-identical.
 
         Args:
-            turns: the batch.
+            turns: the batch; those without advantages are ignored.
             agents: agents whose adapters learn.
             iteration: iterations completed before this one.
             weights: factor on the policy terms of each of `turns` (HAPPO's compound ratio).
             adapter_of: agent -> adapter; None: the constructor's.
-            kl_coef: weight of the KL to the reference in the loss; None: the setting's. Ignored where the KL is in
-                the reward.
+            kl_coef: weight of the KL to the reference, if it is in the loss; None: the setting's.
 
-        Turns without advantages, and turns of agents that do not learn, are ignored. A mini-batch whose gradient for
-        an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite after the update
-        is rolled back to its weights before it. Both events are counted.
-
-        Returns:
-            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
-            `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
-            `step_kl` and `step_kept` with a limit on the step; and `skipped_updates`, `rollbacks`, `nonfinite_terms`,
-            `epochs`. Where turns without a signal need no pass, the first six are means over the others.
+        A mini-batch whose gradient for an adapter is not finite is skipped for it; an adapter that is not finite after
+        the update is rolled back. Returns metrics by name (docs/runs.md), means over the turns that need a pass.
         """
         settings = self.objective.settings
         context = UpdateContext(
@@ -236,12 +228,10 @@ class Learner:
         # Read together: a GPU would be waited for at every adapter, and at each of its hundreds of tensors.
         sizes = on_cpu([largest(self.base.adapter_parameters(name)) for name in before])
         for (name, weights), size in zip(before.items(), sizes, strict=True):
-            if torch.isfinite(size):
-                continue
-            if torch.isfinite(largest(weights)):
+            if not torch.isfinite(size) and torch.isfinite(largest(weights)):
                 self._roll_back(name, weights)
                 rollbacks += 1
-            else:
+            elif not torch.isfinite(size):
                 log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
         return rollbacks
 
@@ -277,7 +267,6 @@ class Learner:
         rates: Mapping[str, float],
     ) -> UpdateMetrics:
         """One optimizer step per adapter from the mini-batch `rows` of `turns`, with these learning rates."""
-
         mini_batch = [turns[row] for row in rows]
         follows = self.learn.lr_follows_signal
         scales = signal_scale(mini_batch, lambda turn: context.adapter_of[turn.agent]) if follows else {}
@@ -288,7 +277,10 @@ class Learner:
         kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
         silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
         passing = [row for row in rows if turns[row].has_signal] if silent else rows
-        denominators = self._denominators(mini_batch, adapters, context)
+        denominators = {name: LossDenominators() for name in adapters}
+        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
+        for turn in mini_batch:
+            denominators[context.adapter_of[turn.agent]].add(turn, self.objective)
         while True:
             self._clear(adapters)
             metrics = UpdateMetrics(adapters)
@@ -316,28 +308,12 @@ class Learner:
                 # With a gradient of exactly 0 no step was made, so the weights and what is cached of them still hold.
                 if norm > 0.0:
                     self.base.bump(name)
-                metrics.add_norm(name, norm)
+                metrics.add(name, "step", {"norm": norm, "count": torch.ones(())})
             else:
                 metrics.skipped += 1
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
         self._clear(adapters)
         return metrics
-
-    def _denominators(
-        self, mini_batch: Sequence[Turn], adapters: Sequence[str], context: UpdateContext
-    ) -> dict[str, LossDenominators]:
-        """Tokens and turns of each adapter in the mini-batch."""
-        denominators = {name: LossDenominators() for name in adapters}
-        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
-        for turn in mini_batch:
-            denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
-            tokens = len(turn.action_ids) - len(turn.forced)
-            denominator.tokens += tokens
-            denominator.turns += 1
-            denominator.policy += (
-                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else tokens
-            )
-        return denominators
 
     def _backward(
         self,
@@ -357,12 +333,8 @@ class Learner:
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
         weights = None if context.weights is None else [context.weights[row] for row in rows]
-        part = LossBatch(
-            *(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights),
-            kl_coef=context.kl_coef,
-            entropy_share=context.entropy_share,
-        )
-        self.loss.of(part).backward()
+        computed = (own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights)
+        self.loss.of(LossBatch(*computed, context.kl_coef, context.entropy_share)).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""

@@ -39,11 +39,10 @@ def make_entropy_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
 
 
 def signal_scale(turns: Sequence[Turn], owner: Callable[[Turn], str]) -> dict[str, float]:
-    """Factor on the learning rate of a step: adapter -> root of the share of its turns that have a signal, in [0, 1].
+    """Adapter -> factor on its learning rate: the root of the share of its turns that have a signal, in [0, 1].
 
-    AdamW divides a gradient by its own running size, so a batch in which three of four groups have no spread makes as
-    large a step as a full one, with fewer turns to average the noise over. For such optimizers the learning rate goes
-    with the square root of the batch size (Malladi 2022, 2205.10287); here of the turns that count.
+    AdamW's step is as large for a batch with few such turns, and noisier; its learning rate goes with the square root
+    of the batch size (Malladi 2022, 2205.10287), here of the turns that count.
     """
     counts: dict[str, list[int]] = {}
     for turn in turns:

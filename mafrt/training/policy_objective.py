@@ -6,7 +6,7 @@ shares the learner's optimizers, micro-batches, skips and rollbacks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from mafrt.algorithms.losses import (
     entropy_loss,
     kl_loss,
     mean_stats,
+    sum_stats,
     truncated_importance_weights,
 )
 from mafrt.core.distributed import Processes
@@ -36,6 +37,7 @@ _NAMES = {
     ("importance", "weight"): "importance_weight_mean",
     ("importance", "capped"): "importance_weight_clipped",
     ("entropy", "entropy"): "entropy",
+    ("step", "norm"): "grad_norm",
 }
 """(term of the loss, statistic) -> name of the metric"""
 
@@ -54,99 +56,57 @@ class UpdateMetrics:
     rollbacks: int = 0
     """adapters rolled back to their last finite weights"""
     steps: int = 0
-    _parts: dict[str, dict[str, list[Stats]]] = field(default_factory=dict)
-    _losses: dict[str, list[Tensor]] = field(default_factory=dict)
-    _norms: dict[str, list[Tensor]] = field(default_factory=dict)
+    _parts: dict[tuple[str, str], list[Stats]] = field(default_factory=dict)
+    """(adapter, term) -> statistics of each micro-batch; the term `loss` is the loss itself, `step` is of the steps"""
 
     def add(self, adapter: str, term: str, stats: Stats) -> None:
-        """Add the statistics of one loss term of one micro-batch."""
-        self._parts.setdefault(adapter, {}).setdefault(term, []).append(stats)
-
-    def add_loss(self, adapter: str, loss: Tensor) -> None:
-        """Add a micro-batch's share of a step's loss."""
-        self._losses.setdefault(adapter, []).append(loss.detach())
-
-    def add_norm(self, adapter: str, norm: Tensor) -> None:
-        """Add the gradient norm of a completed step."""
-        self._norms.setdefault(adapter, []).append(norm.detach())
+        """Add the statistics of one loss term of one micro-batch, or of one step."""
+        self._parts.setdefault((adapter, term), []).append(stats)
 
     def merge(self, other: UpdateMetrics) -> None:
         """Add everything from `other`."""
         self.skipped, self.rollbacks = self.skipped + other.skipped, self.rollbacks + other.rollbacks
         self.steps += other.steps
-        for adapter, terms in other._parts.items():
-            for term, parts in terms.items():
-                self._parts.setdefault(adapter, {}).setdefault(term, []).extend(parts)
-        for own, added in ((self._losses, other._losses), (self._norms, other._norms)):
-            for adapter, values in added.items():
-                own.setdefault(adapter, []).extend(values)
+        for key, parts in other._parts.items():
+            self._parts.setdefault(key, []).extend(parts)
 
     def _read(self) -> None:
         """Bring all values to the host, in one transfer for each type of number."""
-        stats = [part for terms in self._parts.values() for parts in terms.values() for part in parts]
-        lists = [*self._losses.values(), *self._norms.values()]
         # Statistics of a loss of one's own may be plain numbers, which stay.
-        at = [(part, name) for part in stats for name, value in part.items() if isinstance(value, Tensor)]
-        values = iter(on_cpu([*(part[name] for part, name in at), *(value for own in lists for value in own)]))
-        for part, name in at:
-            part[name] = next(values)
-        for own in lists:
-            own[:] = [next(values) for _ in own]
+        every = [part for parts in self._parts.values() for part in parts]
+        at = [(part, name) for part in every for name, value in part.items() if isinstance(value, Tensor)]
+        for (part, name), value in zip(at, on_cpu([part[name] for part, name in at]), strict=True):
+            part[name] = value
 
     def gather(self, processes: Processes) -> None:
         """Merge the losses' statistics of all processes; norms, steps and skips are already equal in all of them."""
         self._read()
-        parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
-        losses = {name: sum(map(float, values)) for name, values in self._losses.items()}
-        self._parts, self._losses = {}, {}
-        for part in processes.gather({"parts": parts, "losses": losses}):
-            for name, terms in part["parts"].items():
-                for term, stats in terms.items():
-                    self.add(name, term, {key: torch.tensor(value) for key, value in stats.items()})
-            for name, loss in part["losses"].items():
-                self.add_loss(name, torch.tensor(loss, dtype=torch.float64))
+        own = [(*key, sum_stats(parts)) for key, parts in self._parts.items() if key[1] != "step"]
+        self._parts = {key: parts for key, parts in self._parts.items() if key[1] == "step"}
+        for adapter, term, stats in (entry for part in processes.gather(own) for entry in part):
+            exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in stats.items()}
+            self.add(adapter, term, exact)
 
     def mean_kl(self) -> float:
         """Mean KL estimate from the sampling policy, over the terms of all adapters; 0 if there were none."""
         self._read()
-        parts = [part for terms in self._parts.values() for part in terms.get("policy", ())]
+        parts = [part for (_, term), some in self._parts.items() if term == "policy" for part in some]
         return mean_stats(parts).get("approx_kl", 0.0)
 
     def by_name(self) -> dict[str, float]:
         """Metrics by name: per adapter `STATISTIC/ADAPTER`, and the counters."""
         self._read()
-        metrics: dict[str, float] = {}
-        bad = 0.0
-        for adapter in self.adapters:
-            for term, parts in self._parts.get(adapter, {}).items():
-                means = mean_stats(parts)
-                bad += means.get("nonfinite", 0.0) if term == "policy" else 0.0
-                for (of, statistic), name in _NAMES.items():
-                    if of == term and statistic in means:  # a user-defined loss may report other statistics
-                        metrics[f"{name}/{adapter}"] = means[statistic]
-            if adapter in self._losses:
-                metrics[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)
-            if adapter in self._norms:
-                metrics[f"grad_norm/{adapter}"] = sum(map(float, self._norms[adapter])) / len(self._norms[adapter])
-        metrics |= {
-            "skipped_updates": float(self.skipped),
-            "rollbacks": float(self.rollbacks),
-            "nonfinite_terms": bad,
-        }
+        metrics = {"skipped_updates": float(self.skipped), "rollbacks": float(self.rollbacks), "nonfinite_terms": 0.0}
+        for (adapter, term), parts in self._parts.items():
+            means = mean_stats(parts)
+            if term == "policy":
+                metrics["nonfinite_terms"] += means.get("nonfinite", 0.0)
+            if term == "loss":
+                metrics[f"policy_loss/{adapter}"] = means["loss"] / max(self.steps, 1)
+            for (of, statistic), name in _NAMES.items():
+                if of == term and statistic in means:  # a user-defined loss may report other statistics
+                    metrics[f"{name}/{adapter}"] = means[statistic]
         return metrics
-
-
-def _total(parts: Iterable[Stats]) -> dict[str, float]:
-    """Statistics of several micro-batches as those of one."""
-    totals: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            known = totals.get(name)
-            number = float(value)
-            if known is not None:
-                number = max(known, number) if name.endswith("_max") else known + number
-            totals[name] = number
-    return totals
 
 
 @dataclass
@@ -157,6 +117,12 @@ class LossDenominators:
     turns: int = 0
     policy: int = 0
     """denominator of the policy loss: tokens, turns, or a constant number of tokens per turn (Dr. GRPO)"""
+
+    def add(self, turn: Turn, objective: Objective) -> None:
+        """Count a turn."""
+        tokens, fixed = len(turn.action_ids) - len(turn.forced), objective.turn_tokens
+        self.tokens, self.turns = self.tokens + tokens, self.turns + 1
+        self.policy += 1 if objective.settings.level == "action" else fixed[turn.agent] if fixed else tokens
 
 
 @dataclass(frozen=True)
@@ -259,9 +225,9 @@ class PolicyLoss:
         weighed = self.objective.settings.importance_cap is not None and any(t.old_logprobs is not None for t in turns)
         if weighed and (sampled := self._engine(turns)) is not None:
             values["engine"] = sampled
-        by_name = dict(zip(values, batch.gather_all(list(values.values())), strict=True))
-        old, advantages = by_name["old"], by_name["advantages"]
-        reference, weights, engine = (by_name.get(name) for name in ("reference", "weights", "engine"))
+        given = batch.gather_all(values)
+        old, advantages = given["old"], given["advantages"]
+        reference, weights, engine = (given.get(name) for name in ("reference", "weights", "engine"))
         # The places of each adapter's tokens, found on the host: a device would be waited for to count them.
         places: dict[str, list[int]] = {name: [] for name in adapters}
         first = 0
@@ -315,7 +281,7 @@ class PolicyLoss:
                 )
                 part.metrics.add(name, "reference", stats)
                 loss = loss + extra
-            part.metrics.add_loss(name, loss)
+            part.metrics.add(name, "loss", {"loss": loss.detach()})
             total = total + loss
         return total
 
@@ -334,11 +300,7 @@ class PolicyLoss:
 
 
 def zero_means_no_gradient(loss: Loss, objective: Objective, kl_coefs: Sequence[float]) -> bool:
-    """Whether a turn with advantages of 0 has a gradient of 0, so that its forward and backward pass can be left out.
-
-    True for the clipped policy loss without entropy bonus and without KL in the loss. A policy loss of one's own may
-    have other terms.
-    """
+    """Whether turns with advantages of 0 need no pass: with the clipped loss, without entropy bonus and KL in it."""
     rules = (objective.settings, *objective.own.values())
     stock = all(type(rule).policy_loss is Algorithm.policy_loss for rule in rules)
     return type(loss) is PolicyLoss and stock and not objective.uses_entropy and not any(kl_coefs)

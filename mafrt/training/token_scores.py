@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 def token_scores(
     base: SharedBase, batch: Batch, states: Tensor, temperatures: Mapping[str, float], *, entropy_grad: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of every action token, `[N]` float32 each.
+    """Log-probability and entropy of every action token of a batch, `[N]` float32 each, from `states` `[B*T, d]`.
 
-    Args:
-        base: holds the head.
-        batch: where its tokens are predicted.
-        states: `[B*T, d]`, of its rows.
-        temperatures: by agent.
-        entropy_grad: see `mafrt.models.logprobs.token_logprobs`.
+    `temperatures` by agent; `entropy_grad` as of `mafrt.models.logprobs.token_logprobs`.
     """
     of_turn = torch.tensor([temperatures[turn.agent] for turn in batch.turns], dtype=torch.float32)
     temperature = of_turn.to(states.device)[batch.turn]

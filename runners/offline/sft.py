@@ -113,7 +113,7 @@ class RecordLoss:
         total = part.logprobs.new_zeros(())
         for name, (records, record_logprobs) in own.items():
             loss, _ = self.rule.loss(records, record_logprobs, self.sizes[name])
-            part.metrics.add_loss(name, loss)
+            part.metrics.add(name, "loss", {"loss": loss.detach()})
             total = total + loss
         return total
 

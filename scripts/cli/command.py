@@ -114,12 +114,12 @@ class Command:
             allow_abbrev=False,
             add_help=False,
             argument_default=argparse.SUPPRESS,
-            formatter_class=_Help,
+            formatter_class=FlagHelp,
         )
         for kind in self.groups:
             group = parser.add_argument_group(_title(kind))
             for setting in _describe(kind, algorithm).values():
-                _add(group, setting, self.default(setting))
+                add_flag(group, setting, self.default(setting))
         general = parser.add_argument_group("General")
         general.add_argument("--config", metavar="FILE", action="append", default=[], help=CONFIG_HELP)
         general.add_argument("--trust_run", action="store_true", help=TRUST_HELP)
@@ -133,7 +133,7 @@ class Command:
         actions = {action.dest: action for action in parser._actions}
         if len(actions) <= FEW:
             return parser.format_help()
-        brief = StrictParser(prog=parser.prog, description=self.summary, add_help=False, formatter_class=_Help)
+        brief = StrictParser(prog=parser.prog, description=self.summary, add_help=False, formatter_class=FlagHelp)
         group = brief.add_argument_group("The flags that matter")
         for name in COMMON:
             if name in self.elsewhere:
@@ -162,7 +162,7 @@ class Command:
         _permit(argv)
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
-        words, known = [_underscored(word) for word in argv], self.settings(algorithm)
+        words, known = [underscored(word) for word in argv], self.settings(algorithm)
         refuse_values_of_switches(words, [name for name, setting in known.items() if setting.kind is bool])
         typed, rest = parser.parse_known_args(words)
         refuse_with_reason(rest, self.refused)
@@ -258,7 +258,7 @@ class Command:
 
 def _permit(argv: Sequence[str]) -> None:
     """Note what the user typed, here or in a file of settings outside any run, before anything is imported by name."""
-    if "--trust_run" in map(_underscored, argv):
+    if "--trust_run" in map(underscored, argv):
         permission.trust()
     words = [word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in argv]
     permission.typed([*words, *(part for word in words for part in word.split(","))])
@@ -306,7 +306,7 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class FlagHelp(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=120)
 
@@ -328,7 +328,7 @@ def _title(kind: type) -> str:
     return (kind.__doc__ or kind.__name__).strip().splitlines()[0].rstrip(".")
 
 
-def _add(group: Any, setting: Setting, default: Any) -> None:
+def add_flag(group: Any, setting: Setting, default: Any) -> None:
     told, _, elsewhere = setting.help.partition("; default: ")
     shown = setting.help if elsewhere and default in (None, ()) else f"{told} (default: {_show(default)})"
     shown = shown.replace("%", "%%")
@@ -350,7 +350,7 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _underscored(word: str) -> str:
+def underscored(word: str) -> str:
     """`--learning-rate=1` as `--learning_rate=1`: other tools write dashes."""
     if not word.startswith("--"):
         return word

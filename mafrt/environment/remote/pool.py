@@ -23,7 +23,7 @@ import grpc
 from mafrt.core.errors import EnvDownError, EnvError
 from mafrt.core.text import clean_text, has_controls, shortened
 from mafrt.environment.remote import environment_pb2 as pb
-from mafrt.environment.remote import environment_pb2_grpc as rpc
+from mafrt.environment.remote import rpc
 from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
 from mafrt.environment.replayed import LostError
 

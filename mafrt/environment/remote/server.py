@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from mafrt.core.errors import ConfigError, EnvError, MafrtError
 from mafrt.core.text import error_line
 from mafrt.environment.remote import environment_pb2 as pb
-from mafrt.environment.remote import environment_pb2_grpc as rpc
+from mafrt.environment.remote import rpc
 from mafrt.environment.remote.messages import (
     OPTIONS,
     PROTOCOL,
@@ -67,7 +67,7 @@ class _Open:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class EnvironmentServer(rpc.EnvironmentServicer):
+class EnvironmentServer:
     """Listens from construction on.
 
     Args:
@@ -102,7 +102,7 @@ class EnvironmentServer(rpc.EnvironmentServicer):
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS), interceptors=[_Token(token)] if token else [], options=OPTIONS
         )
-        rpc.add_EnvironmentServicer_to_server(self, self._server)
+        rpc.serve(self, self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for service in ("", SERVICE):
