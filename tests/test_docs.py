@@ -148,6 +148,7 @@ def test_flags_that_the_text_names_exist():
     of_others = {"logdir", "editable", "no-deps", "version", "help", "debug", "config", "check"}
     of_others |= {"multi_gpu", "mixed_precision", "use_fsdp", "fsdp_version"}  # of accelerate's launcher
     of_others |= {"model"}  # of vLLM's server
+    of_others |= {"empty"}  # a setting of an environment
     known = set(of_others)
     for name in console.COMMANDS:
         module = importlib.import_module(f"mafrt.scripts.{name}")
