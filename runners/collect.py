@@ -90,9 +90,7 @@ class Collector:
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
         """The batch of `iteration` (those completed before it), played now or meanwhile, from position `drawn` on.
 
-        Raises:
-            EnvError: not one episode was finished.
-            CoachError, EngineDownError: the coach or the engine cannot go on.
+        Raises EnvError where not one episode was finished, CoachError or EngineDownError where those cannot go on.
         """
         play = partial(self.play, iteration, drawn)
         return play() if self.async_rollout is None else self.async_rollout.batch(play)

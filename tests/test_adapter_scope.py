@@ -260,4 +260,4 @@ def test_a_run_with_it(tmp_path, capsys):
     assert export.main([str(run), "--output", str(tmp_path / "team")]) == 0
     assert f"mafrt serve_team {run}" in capsys.readouterr().out
     assert export.main([str(run), "--output", str(tmp_path / "whole"), "--merged"]) == 2
-    assert "cannot be merged" in capsys.readouterr().err and not (tmp_path / "whole").exists()
+    assert "leave --merged out" in capsys.readouterr().err and not (tmp_path / "whole").exists()

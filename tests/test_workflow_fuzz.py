@@ -161,8 +161,8 @@ LARGE = {
     "quotations": '"so it is" ' * (MEGABYTE // 11),
     "an opened quotation": '"' + "so it is " * (MEGABYTE // 9),
 }
-SECONDS = 20.0
-"""That an episode with texts of 1 MB may take; a busy machine needs a few, and a quadratic reader hours."""
+SECONDS = 60.0
+"""That an episode with texts of 1 MB may take; a busy machine needs twenty, and a quadratic reader hours."""
 
 
 QUICK = ("verdicts", "closed calls", "searches")

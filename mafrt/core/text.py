@@ -47,8 +47,7 @@ def clean_text(text: str) -> str:
 def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
     """`value` with every text in it cleaned, keys included; copied only where that changes something.
 
-    Raises:
-        ValueError: the value is nested deeper than `levels`, or contains itself.
+    Raises ValueError where it is nested deeper than `levels`, or contains itself.
     """
     if isinstance(value, str):
         return clean_text(value)

@@ -65,7 +65,9 @@ class StackedLoRALinear(nn.Module):
         routing = self.context.routing
         if routing is None:
             return self.base_layer(x)
-        return compute_for(x.device.type).adapted_linear(self, x, routing.over(x.shape[:-1].numel()))
+        if (tokens := x.shape[:-1].numel()) != routing.rows * routing.steps:
+            routing = routing.over(tokens)
+        return compute_for(x.device.type).adapted_linear(self, x, routing)
 
     def adapted(self, x: Tensor, routing: AdapterRouting) -> Tensor:
         """`y = W x + b + sum_k [the token is adapter k's] scaling_k B_k A_k x`: `[..., in]` -> `[..., out]`.

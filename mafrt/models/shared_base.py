@@ -233,8 +233,7 @@ class SharedBase(AdaptedModel):
 
     @property
     def shares(self) -> bool:
-        """Whether equal beginnings are computed once."""
-        # A pass with a cache is neither collective nor run a second time in the backward pass.
+        """Whether equal beginnings are computed once: not by a pass with a cache that is collective or run again."""
         return self._packs or (self.continues and not self.sharded and not self._recomputes)
 
     def unpack(self) -> None:
@@ -308,7 +307,7 @@ class SharedBase(AdaptedModel):
         index = adapter_index.cpu()
         if index.shape not in ((rows,), (rows, steps)):
             raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
-        if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
+        if index.numel() and not -1 <= int(index.min()) <= int(index.max()) < len(self.records):
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
         # None stands for all, and must not become an empty set, which would stop every gradient.
         learn = None if train is None else frozenset(self._record(name).index for name in train)
@@ -320,25 +319,29 @@ class SharedBase(AdaptedModel):
         if self._packs and past_key_values is None and flat_mask is attention_mask:
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
         if shares and past_key_values is None and flat_mask is attention_mask:
-            real = torch.ones(rows, steps) if attention_mask is None else attention_mask.cpu()
-            # Nothing that is read sees padding on the right, and without a mask rows have the positions that the model
-            # gives them, which some count from 2.
-            if bool((real[:, 1:] <= real[:, :-1]).all()):
-                states = None
-                if self.shares and rows > 1:
-                    states = declared("mafrt.models.shared_beginnings:forward")(self, input_ids, real, index, learn)
-                return self.padded(input_ids, index, learn) if states is None else states
-        given = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
-            "use_cache": past_key_values is not None,
-        }
+            states = self._padded_right(input_ids, attention_mask, index, learn)
+            if states is not None:
+                return states
+        given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        given |= {"past_key_values": past_key_values, "use_cache": past_key_values is not None}
         with self.context.use(self._routing_for(index, rows, steps, learn)):
             return self._run(lambda: self._states(given))
 
     __call__ = forward
+
+    def _padded_right(
+        self, ids: Tensor, mask: Tensor | None, index: Tensor, learn: frozenset[int] | None
+    ) -> Tensor | None:
+        """Hidden states of whole rows, beginnings that they share once; None for rows with padding on the left."""
+        real = torch.ones(ids.shape) if mask is None else mask.cpu()
+        # Nothing that is read sees padding on the right, and without a mask rows have the positions that the model
+        # gives them, which some count from 2.
+        if not bool((real[:, 1:] <= real[:, :-1]).all()):
+            return None
+        states = None
+        if self.shares and len(ids) > 1:
+            states = declared("mafrt.models.shared_beginnings:forward")(self, ids, real, index, learn)
+        return self.padded(ids, index, learn) if states is None else states
 
     def padded(self, ids: Tensor, index: Tensor, learn: frozenset[int] | None) -> Tensor:
         """Hidden states `[B, T, d]` of whole rows that are padded on the right; arguments as of `forward`."""

@@ -301,11 +301,8 @@ class Player:
     ) -> tuple[list[Episode], PlayStats]:
         """Play until `next_start(slot, finished episode or None)` returns None for every slot.
 
-        An environment that raises loses its episode, which is counted. A true `interrupted()` abandons all running
-        episodes between two generations. Returns the finished episodes, sorted by id, and the counts.
-
-        Raises:
-            EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
+        An environment that raises loses its episode; EnvError where more than two and a share of `max_lost` are lost. A
+        true `interrupted()` abandons all running ones between two generations. Returns the others by id, and counts.
         """
         # A resumed run has no transcripts of earlier calls, so none may carry over into this one.
         engines.forget(self.engine)

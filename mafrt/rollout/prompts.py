@@ -58,9 +58,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
 
     The only way of a text into a prompt: control tokens come of the template alone (`mafrt.models.outside_text`), but
     for the markup of an agent's own thoughts and calls. Without a template there are plain `role: content` lines.
-
-    Raises:
-        EnvError: the schemas of tools are none, or the chat template refuses the messages.
+    Raises EnvError where the schemas of tools are none, or the chat template refuses the messages.
     """
     seen: list[Message] = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)

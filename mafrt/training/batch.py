@@ -110,19 +110,16 @@ class MicroBatch(NamedTuple):
     """True: the pass only keeps a sharded base's collectives matched; its results must be discarded"""
 
 
+Rows = Sequence[list[int]]
+"""indices of the turns that each row has, the longest last"""
+
+
 def split(
-    turns: Sequence[Turn],
-    max_tokens: int,
-    rows: Sequence[list[int]] | None = None,
-    *,
-    packs: bool = False,
-    shares: bool = False,
+    turns: Sequence[Turn], max_tokens: int, rows: Rows | None = None, *, packs: bool = False, shares: bool = False
 ) -> list[list[int]]:
     """Groups of indices into `turns`, at most `max_tokens` computed tokens (or a single row) per group.
 
-    `rows`: indices of the turns of each row, the longest last; None: turns of an agent that continue one another share
-    one. `packs`: a pass leaves out padding and computes the prompt of several turns once. `shares`: it computes such a
-    prompt once, and pads what follows to the longest. Otherwise every row counts as long as the longest of its group.
+    `packs`: a pass leaves out padding and computes a common prompt once; `shares`: it computes that once, and pads.
     """
     rows = joined_by_agent(turns) if rows is None else rows
     return _by_prompt(turns, max_tokens, rows, packs) if packs or shares else _by_width(turns, max_tokens, rows)
@@ -132,7 +129,7 @@ def joined_by_agent(turns: Sequence[Turn]) -> list[list[int]]:
     return join(turns, [turn.agent for turn in turns])
 
 
-def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
+def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Rows) -> list[list[int]]:
     groups: list[list[int]] = []
     count = 0
     for row in by_length(turns, rows):
@@ -147,7 +144,7 @@ def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]])
     return groups
 
 
-def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]], packs: bool) -> list[list[int]]:
+def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Rows, packs: bool) -> list[list[int]]:
     groups: list[list[int]] = []
     begun = rests = longest = width = count = 0
     last: Turn | None = None

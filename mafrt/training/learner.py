@@ -295,11 +295,7 @@ class Learner:
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
                     raise  # a sharded pass is collective: the other processes are inside it and cannot restart
-            if self.base.device.type == "cuda":
-                torch.cuda.empty_cache()  # what ran out may be memory that torch's own allocator keeps
-            # The gradient is a sum over turns, so smaller micro-batches give the same gradient.
-            self.micro_batch_tokens //= 2
-            log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
+            self._use_less_memory()
         metrics.steps = 1
         # An adapter without turns in the mini-batch must not step: its momentum alone would move it.
         spoke = [name for name in adapters if denominators[name].turns]
@@ -314,6 +310,13 @@ class Learner:
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
         self._clear(adapters)
         return metrics
+
+    def _use_less_memory(self) -> None:
+        """Halve the micro-batches: a gradient is a sum over turns, so theirs is the same."""
+        if self.base.device.type == "cuda":
+            torch.cuda.empty_cache()  # what ran out may be memory that torch's own allocator keeps
+        self.micro_batch_tokens //= 2
+        log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
 
     def _backward(
         self,

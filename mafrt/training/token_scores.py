@@ -33,11 +33,12 @@ def token_scores(
             first = at.new_empty(len(each)).scatter_(0, found, torch.arange(len(at), device=at.device))
             at, targets, temperature, again = at[first], targets[first], temperature[first], found
     scores = base.token_logprobs(states[at], targets, temperature=temperature, entropy_grad=entropy_grad)
-    if again is not None:
-        scores = (scores[0][again], scores[1][again])
-    if not any(turn.forced for turn in batch.turns):
-        return scores
-    # What was put in is certain under every policy.
+    scores = scores if again is None else (scores[0][again], scores[1][again])
+    return _without_forced(scores, batch) if any(turn.forced for turn in batch.turns) else scores
+
+
+def _without_forced(scores: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+    """0 for tokens that were put in: they are certain under every policy."""
     chosen = [place not in turn.forced for turn in batch.turns for place in range(len(turn.action_ids))]
-    sampled = torch.tensor(chosen, device=states.device)
+    sampled = torch.tensor(chosen, device=scores[0].device)
     return torch.where(sampled, scores[0], 0.0), torch.where(sampled, scores[1], 0.0)

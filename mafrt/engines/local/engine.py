@@ -113,8 +113,7 @@ class LocalEngine:
                 # Its weights are there for the time of play only, and elsewhere each time.
                 if self._gathered != self.base.sharding.gathered:
                     self._model, self._gathered = self._made(), self.base.sharding.gathered
-            # A caller may write to the base between two calls; transcripts read with the old weights are then
-            # wrong too.
+            # A caller may write to the base between two calls; transcripts that were read before are then wrong too.
             elif self._model.stale:
                 self._model = self._made()
                 self.forget()
@@ -177,7 +176,6 @@ class LocalEngine:
     def _run(
         self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]
     ) -> None:
-        """Sample one batch of groups to its end."""
         batch = RunningBatch(self._parts(), groups, requests)
         while batch.live:
             for row in batch.step():
@@ -190,10 +188,7 @@ class LocalEngine:
             self._stops[stops] = StopStrings(self.base.tokenizer, stops)
         return self._stops[stops]
 
-    def _thought(self, request: Request) -> Thought | None:
-        # An answer that must fit a schema has no room for a thought.
-        if not request.sampling.thinking_budget or request.sampling.schema:
-            return None
+    def _thought(self, request: Request) -> Thought:
         from mafrt.engines.local.thoughts import Thought, ThoughtMarks
 
         if self._marks is None:
@@ -234,8 +229,7 @@ def _batches(groups: list[SamplingGroup], most: int) -> list[list[SamplingGroup]
     total = sum(len(group.members) for group in groups)
     if not total:
         return []
-    # Rounded up twice: first the number of batches, then their equal size, so that the last is no remainder of a few
-    # rows.
+    # Rounded up twice, the number of batches and then their equal size, so that the last is no remainder of a few rows.
     size = -(-total // -(-total // most))
     batches: list[list[SamplingGroup]] = [[]]
     room = size

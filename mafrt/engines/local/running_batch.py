@@ -56,6 +56,12 @@ class SamplingRow:
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
+    def think(self, thought: Thought) -> None:
+        """Note whether the newest token was put in, and look at it."""
+        if thought.next is not None:
+            self.forced.append(len(self.ids) - 1)
+        thought.take(self.ids)
+
     @property
     def order(self) -> tuple[bool, str]:
         """Rows of one adapter lie side by side and those of the bare base last, as the decoder wants them."""
@@ -107,8 +113,7 @@ class RunningBatch:
         ids, logprobs, totals = self._sampler.drawn(self._logits, self._step)
         self._step += 1
         for place in self._live:
-            thought = self.rows[place].thought
-            if thought is not None and thought.next is not None:
+            if (thought := self.rows[place].thought) is not None and thought.next is not None:
                 ids[place], logprobs[place] = thought.next, 0.0
         # All that the host needs of a step in one transfer, since each waits for the device. Doubles hold them exactly.
         tokens, scores, sums = torch.stack([part.double() for part in (ids, logprobs, totals)]).tolist()
@@ -161,11 +166,12 @@ class RunningBatch:
                 limit = min(request.sampling.max_new_tokens, room)
                 ids = request.sampling.stop_ids
                 ends = self._parts.eos if ids is None else frozenset(ids)
-                stops, grammar = self._parts.watch(request.sampling.stop), None
-                if request.sampling.schema:
-                    grammar = self._parts.grammar(request.sampling.schema, ends)
-                thought = self._parts.thought(request)
-                rows.append(SamplingRow(member, request, limit, ends, stops, grammar, thought))
+                row = SamplingRow(member, request, limit, ends, self._parts.watch(request.sampling.stop))
+                if request.sampling.schema:  # such an answer has no room for a thought
+                    row.grammar = self._parts.grammar(request.sampling.schema, ends)
+                elif request.sampling.thinking_budget:
+                    row.thought = self._parts.thought(request)
+                rows.append(row)
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
@@ -193,8 +199,7 @@ class RunningBatch:
             else:
                 names = [row.request.adapter for row in self.rows]
                 self._decoder = self._parts.model.decoder(self._prompts, self._owner, names, self._left())
-            # It has what it needs of them, in a copy of its own where it wants one.
-            self._prompts = None
+            self._prompts = None  # the decoder has what it needs of them
         return self._decoder
 
     def _take(self, ids: list[int], logprobs: list[float]) -> list[SamplingRow]:
@@ -205,9 +210,7 @@ class RunningBatch:
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
             if row.thought is not None:
-                if row.thought.next is not None:
-                    row.forced.append(len(row.ids) - 1)
-                row.thought.take(row.ids)
+                row.think(row.thought)
             if row.grammar is not None:
                 row.grammar.take(token)
             # Before the stop strings, so that a turn which ends in both counts as ended by itself.
