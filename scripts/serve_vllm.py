@@ -6,6 +6,7 @@ Each server is a process of its own, in any interpreter that has vLLM: it may be
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -192,8 +193,7 @@ class Server:
         port = asked.port + number
         self.words = [*words, "--port", str(port)]
         self.environment = {**os.environ, **environment}
-        host = "127.0.0.1" if asked.host in ("0.0.0.0", "::") else asked.host
-        self.url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+        self.url = f"http://{_reached_at(asked.host)}:{port}"
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -238,6 +238,17 @@ class Server:
                 os.killpg(process.pid, kind)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20.0)
+
+
+def _reached_at(host: str) -> str:
+    """The part of an address under which this machine reaches what listens on `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1"
+    return f"[{host}]" if address.version == 6 else host
 
 
 def _gpus_of(number: int, asked: VllmSettings) -> dict[str, str]:

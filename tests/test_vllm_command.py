@@ -151,6 +151,15 @@ def test_every_server_has_gpus_of_its_own(monkeypatch):
     assert words[words.index("--tensor-parallel-size") + 1] == "2" and "--enforce-eager" not in words
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("::", "127.0.0.1"), ("::1", "[::1]"), ("10.1.2.3", "10.1.2.3"), ("localhost", "localhost")],
+)
+def test_the_address_of_a_server_is_one_that_can_be_reached(host, url):
+    asked = VllmSettings(host=host, port=9000, device="cpu")
+    assert Server([], {}, asked, 1).url == f"http://{url}:9001"
+
+
 def test_the_token_is_not_among_the_words(monkeypatch):
     monkeypatch.setenv("MAFRT_VLLM_TOKEN", "a secret")
     words, [environment] = serve_vllm.command(VllmSettings(device="cpu"), COMMAND.read(["--device", "cpu"]))
