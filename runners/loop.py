@@ -197,6 +197,7 @@ class Loop(Generic[B]):
                         training.before = metrics
                     if training.iteration == training.iterations:
                         after = metrics
+                        self._saved = None  # saved again, with the best weights that this evaluation has chosen
             # Looked at again: an evaluation takes long, and a fallen score asks to stop.
             if training.iteration == training.iterations or self._stopping():
                 break
