@@ -157,9 +157,11 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     if token := os.environ.get(TOKEN):
         environment["VLLM_API_KEY"] = token  # not among the words, which other users can list
     if not gpu:
+        from mafrt.engines.vllm.in_process import ON_CPU
+
         # vLLM 0.32 on a CPU dies of a prompt cut into chunks, and compiling does not pay.
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]
-        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        environment |= ON_CPU
     environment = {name: os.environ.get(name, value) for name, value in environment.items()}
     return words, [environment | (_gpus_of(number, asked) if gpu else {}) for number in range(asked.servers)]
 

@@ -65,17 +65,26 @@ def test_steps_equal_the_models_own(plain, kind, lengths, monkeypatch):
     monkeypatch.setattr(lean_decoder, "ROOM", 16)
     lean, whole = pair(base_of(kind), lengths)
     first = lean._keys[0].shape[2]
-    for step in range(38):
-        rows = len(lean._lengths)
-        agree(lean, whole, random_ids(1, rows, seed=step)[0])
-        if step in (3, 20):
-            kept = torch.arange(0, rows, 2)
-            lean.keep(kept)
-            whole.keep(kept)
+    walked(lean, whole, (3, 20))
     assert lean._keys[0].shape[2] > first, "the buffers had to grow"
     folded, expected = pair(base_of(kind), lengths)
     tokens = random_ids(1, len(folded._lengths), seed=1)[0]
     agree(folded, expected, tokens)
+    same_folds(folded, expected)
+
+
+def walked(lean, whole, leave):
+    """Both through 38 steps; every other row leaves after the steps `leave`."""
+    for step in range(38):
+        rows = len(lean._lengths)
+        agree(lean, whole, random_ids(1, rows, seed=step)[0])
+        if step in leave:
+            kept = torch.arange(0, rows, 2)
+            lean.keep(kept)
+            whole.keep(kept)
+
+
+def same_folds(folded, expected):
     ours, theirs = folded.folded(), expected.folded()
     assert ours.lengths.tolist() == theirs.lengths.tolist()
     for own, other in zip((*ours.keys, *ours.values), (*theirs.keys, *theirs.values), strict=True):
@@ -101,18 +110,9 @@ def test_recorded_steps_equal_the_models_own(plain, lengths, monkeypatch):
     monkeypatch.setattr(lean_decoder, "ROOM", 16)
     lean, whole = pair(base_of(), lengths)
     recorder = lean.model.recorder = Repeats()
-    for step in range(38):
-        rows = len(lean._lengths)
-        agree(lean, whole, random_ids(1, rows, seed=step)[0])
-        if step in (5, 20):
-            kept = torch.arange(0, rows, 2)
-            lean.keep(kept)
-            whole.keep(kept)
+    walked(lean, whole, (5, 20))
     assert recorder.recordings >= 3, "anew when rows leave or the buffers grow"
-    folded, expected = lean.folded(), whole.folded()
-    for own, other in zip((*folded.keys, *folded.values), (*expected.keys, *expected.values), strict=True):
-        for row, length in enumerate(folded.lengths.tolist()):
-            torch.testing.assert_close(own[row, :, :length], other[row, :, :length], atol=1e-4, rtol=1e-4)
+    same_folds(lean, whole)
 
 
 def test_what_cannot_be_recorded_is_launched_one_by_one(plain, monkeypatch, caplog):

@@ -16,7 +16,7 @@ from typing import Any
 from mafrt.config.team import AgentSpec
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.shipped import base_folder
+from mafrt.scripts.exporting.merged import base_config
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """Family -> llama.cpp's name of it, of families whose linear layers it stores as they are, or reordered as below."""
@@ -31,19 +31,11 @@ def check_gguf(base: str) -> Any:
         ConfigError: another family, or a base that cannot be read.
         MissingExtraError: gguf is missing.
     """
-    from transformers import AutoConfig
-
     try:
         import gguf  # noqa: F401
     except ImportError:
         raise MissingExtraError(f"--gguf needs a package; {install('bases')}") from None
-    try:
-        config = AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"gguf is given, but the base {base} cannot be loaded ({type(error).__name__}); give the run its base "
-            "again, or leave gguf out."
-        ) from error
+    config = base_config(base, "gguf is given", "gguf")
     if config.model_type not in ARCHITECTURES:
         raise ConfigError(
             f"gguf is given, and the base {base} is of the family {config.model_type!r}; adapters of "

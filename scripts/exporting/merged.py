@@ -17,7 +17,6 @@ def check_mergeable(bases: Iterable[str], settings: Mapping[str, Any]) -> None:
         bases: names or folders of the bases.
         settings: settings of the run; a base that the run has quantised is not the one on disk.
     """
-    from transformers import AutoConfig
 
     for bits in (4, 8):
         if settings.get(f"load_in_{bits}bit"):
@@ -26,18 +25,24 @@ def check_mergeable(bases: Iterable[str], settings: Mapping[str, Any]) -> None:
                 "another base changes the answers; leave merged out: the adapters are served on the base."
             )
     for base in bases:
-        try:
-            config = AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"merged is on, but the base {base} cannot be loaded ({type(error).__name__}); "
-                "give the run its base again, or leave merged out."
-            ) from error
-        if getattr(config, "quantization_config", None) is not None:
+        if getattr(base_config(base, "merged is on", "merged"), "quantization_config", None) is not None:
             raise ConfigError(
                 f"merged is on, but the weights of {base} are quantised, and an adapter cannot be added to them "
                 "exactly; leave merged out: the adapters are served on the base."
             )
+
+
+def base_config(base: str, given: str, name: str) -> Any:
+    """The configuration of a run's base. Raises ConfigError: `given`, and it cannot be read; `name` can be left out."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{given}, but the base {base} cannot be loaded ({type(error).__name__}); give the run its base again, or "
+            f"leave {name} out."
+        ) from error
 
 
 def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:

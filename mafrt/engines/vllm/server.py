@@ -39,10 +39,6 @@ REVIVE_S = 30.0
 """Seconds after which a dead server is asked again; twice as many after each time in vain."""
 REVIVE_MOST_S = 1800.0
 PROBE = SamplingParams(max_new_tokens=8)
-LORA_COMMAND = (
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras N --max-lora-rank R "
-    "--logprobs-mode processed_logprobs"
-)
 
 
 @dataclass
@@ -166,7 +162,7 @@ class ServerEngine:
             return
         bases = [card for card in models.get("data", []) if not card.get("parent")]
         if not bases:
-            raise ConfigError(f"{server.url} serves no model; expected a vLLM server ({LORA_COMMAND}).")
+            raise ConfigError(f"{server.url} serves no model; expected one of `mafrt serve_vllm`.")
         length = bases[0].get("max_model_len")
         if length is not None and length < self.window:
             raise ConfigError(
@@ -279,7 +275,7 @@ class ServerEngine:
         except UnknownModelError as error:
             raise ConfigError(
                 f"{server.url} cannot load adapters while it runs, or does not find {parcel.path} ({error}); start it "
-                f"as {LORA_COMMAND}, on a machine that sees that folder."
+                "with `mafrt serve_vllm`, on a machine that sees that folder."
             ) from None
         except ConfigError as error:
             # The answer of an earlier attempt was lost, and the adapter is there.
@@ -291,8 +287,8 @@ class ServerEngine:
                 raise
             await self._http.call(client, server.url, "GET", "/health")
             raise ConfigError(
-                f"{server.url} cannot hold the adapter {parcel.name} ({error}); start it as {LORA_COMMAND}, with a "
-                "rank and modules that hold the team's."
+                f"{server.url} cannot hold the adapter {parcel.name} ({error}); start it with `mafrt serve_vllm`, "
+                "which gives it room for the team's ranks."
             ) from None
         server.loaded[parcel.name] = parcel
 
