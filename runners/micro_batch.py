@@ -56,6 +56,6 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
         bits=32 if base.model.dtype.itemsize == 4 else 16,
         gradient_checkpointing=config.learn.gradient_checkpointing,
         on_cpu=base.device.type == "cpu",
-        kernels=base.compute.kernels(base.model.dtype) == "c",
+        kernels=base.compute.kernels(base.model.dtype),
     )
     return fitting_micro_batch(shape, use, free, asked)

@@ -181,7 +181,9 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
         # As training on a CPU is set by default.
-        kernels = library is not None and library.expected() and (bits == 16 or library.wide())
+        kernels = "torch"
+        if library is not None and library.expected():
+            kernels = "c" if bits == 16 or library.wide() else "c in decoding"
         own = replace(use, bits=bits, kernels=kernels, gradient_checkpointing=False)
         left = free - footprint(shape, replace(own, rows=0, on_cpu=False)).base
         tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0

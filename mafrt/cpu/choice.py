@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mafrt.cpu import library
 
-_TITLES = {"c": "C", "torch": "torch"}
+_TITLES = {"c": "C", "c in decoding": "C in decoding", "torch": "torch"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def choose_kernels(recorded: str | None = None, dtype: str | None = None) -> Ker
             os.environ[library.SWITCH] = "c"
         reason = "compiled once by this machine's cc"
         if not library.wide() and os.environ.get(library.SWITCH) != "c":
-            reason += "; float32 is torch's, which is faster without AVX-512"
-            if dtype == "float32" and recorded == "torch":
+            reason += "; in float32 learning is torch's, which is faster without AVX-512"
+            if dtype == "float32" and recorded == "c in decoding":
                 recorded = None  # nothing changes for this run
         return KernelChoice("c", reason, recorded)
     if asked == "torch":

@@ -31,19 +31,25 @@ if TYPE_CHECKING:
 
 
 class CpuCompute(Compute):
-    """In bfloat16 by the kernels, in float32 where they pay (`library.pays`); anything else is the reference's."""
+    """Decoding in float32 and bfloat16 by the kernels, all else by them where that pays (`library.pays`).
+
+    Anything else is the reference's.
+    """
 
     own_adapter_only = True
 
     def kernels(self, dtype: torch.dtype) -> str:
-        return "c" if dtype in (torch.float32, torch.bfloat16) and pays(dtype) else "torch"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return "torch"
+        return "c" if pays(dtype) else "c in decoding"
 
     def adopt(self, base: SharedBase) -> None:
-        if self.kernels(base.model.dtype) == "torch":
-            return
-        base.context.packed = PackedWeights(base.model)
-        for use in (use_recorded_norms, use_recorded_mlps, use_recorded_rotary):
-            use(base.model)
+        kernels = self.kernels(base.model.dtype)
+        if kernels != "torch":
+            base.context.packed = PackedWeights(base.model)
+        if kernels == "c":
+            for use in (use_recorded_norms, use_recorded_mlps, use_recorded_rotary):
+                use(base.model)
 
     def share_machine(self, base: SharedBase) -> None:
         if base.context.packed is not None:
@@ -55,11 +61,13 @@ class CpuCompute(Compute):
     def routes_bare(self, base: SharedBase) -> bool:
         # The layers of the bare base have their products by packed weights and oneDNN as well.
         packed = base.context.packed
-        return packed is not None and (packed.enabled or serves(base.head.weight))
+        if packed is None or self.kernels(base.model.dtype) != "c":
+            return False
+        return packed.enabled or serves(base.head.weight)
 
     def adapted_linear(self, layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting) -> Tensor:
         context = layer.context
-        if context.sharded or context.packed is None or not low_rank.serves(x.dtype, x.device.type):
+        if context.sharded or self.kernels(x.dtype) != "c" or not low_rank.serves(x.dtype, x.device.type):
             runs = _runs(routing)
             return layer.adapted(x, routing) if runs is None else _adapted_by_runs(layer, x, routing, runs)
         siblings = layer.faster.siblings
@@ -69,12 +77,12 @@ class CpuCompute(Compute):
 
     def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
         longest = max(block.longest for block in rows.packing.blocks)
-        if not rows.plain or self.kernels(query.dtype) == "torch" or rows.hides(longest):
+        if not rows.plain or self.kernels(query.dtype) != "c" or rows.hides(longest):
             return rows.attend(query, key, value)
         return attend(query, key, value, rows)
 
     def frozen_head(self, weight: Tensor, bias: Tensor | None, form: LogitForm, packed: Any) -> FrozenHead:
-        if self.kernels(weight.dtype) == "torch":
+        if self.kernels(weight.dtype) != "c":
             return super().frozen_head(weight, bias, form, packed)
         return CpuHead(weight, bias, form, packed)
 

@@ -32,7 +32,7 @@ class Compute:
     """whether a token of a mixed pass costs the products of its own adapter alone, and not those of all adapters"""
 
     def kernels(self, dtype: torch.dtype) -> str:
-        """Whose kernels compute for a base in this number format, `torch` or `c`, for the record of a run."""
+        """Whose kernels compute for a base in this number format, for the record of a run: c, c in decoding, torch."""
         return "torch"
 
     def adopt(self, base: Any) -> None:

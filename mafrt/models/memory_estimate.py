@@ -131,8 +131,8 @@ class MemoryInputs:
     gradient_checkpointing: bool = True
     on_cpu: bool = False
     """on a CPU"""
-    kernels: bool = True
-    """whether a CPU computes by the kernels in C"""
+    kernels: str = "c"
+    """whose a CPU computes with: c, c in decoding (then learning is torch's), or torch"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -206,12 +206,13 @@ def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
 def packed(base: float, use: MemoryInputs) -> float:
     """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes.
 
-    One for play and for the way forward, and one for the way back.
+    One for play and, where the kernels learn too, for the way forward, and then one for the way back.
     """
-    if not use.on_cpu or not use.kernels or use.bits < 16:
+    if not use.on_cpu or use.kernels == "torch" or use.bits < 16:
         return 0.0
     share = PACKED_ALONE if use.processes == 1 else PACKED_SHARE
-    return base * 2 if base <= share * memory_bytes() else 0.0
+    copies = 2 if use.kernels == "c" else 1
+    return base * copies if base <= share * memory_bytes() else 0.0
 
 
 def memory_bytes() -> int:
@@ -235,11 +236,11 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     in_a_block += number * shape.chosen * (2 * shape.hidden + 2 * use.rank)
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
-    if use.on_cpu and use.kernels:
+    if use.on_cpu and use.kernels == "c":
         in_a_block -= number * queries
     else:
         in_a_block += number * shape.widest
-    if use.on_cpu and not use.kernels:
+    if use.on_cpu and use.kernels != "c":
         in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers_models import tiny_base
 
+from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.cpu import library
 from mafrt.cpu.choice import KernelChoice, choose_kernels
@@ -94,8 +95,9 @@ def test_torch_can_be_chosen_only_before_the_kernels_are_loaded(cached):
 
 
 def test_loading_a_base_prints_them_on_a_cpu_only(machine, monkeypatch, capsys):
+    base = tiny_base()
     machine(kernels=True)
-    monkeypatch.setattr(load_bases, "load_bases", lambda *args, **kwargs: tiny_base())
+    monkeypatch.setattr(load_bases, "load_bases", lambda *args, **kwargs: base)
     settings = train_math.COMMAND.read(["--device", "cpu"])
     loading.load_base(settings, Team.of(["solver"]))
     assert capsys.readouterr().out.count("Kernels of the CPU: C (") == 1
@@ -112,14 +114,26 @@ def test_they_are_recorded(monkeypatch):
     monkeypatch.setattr(library, "wide", lambda: True)
     assert recorded() == "c"
     monkeypatch.setattr(library, "wide", lambda: False)
-    assert recorded() == "torch"  # faster in float32
+    assert recorded() == "c in decoding"  # torch learns faster in float32
 
 
-def test_without_avx512_float32_is_torchs_unless_the_run_had_the_kernels(machine, monkeypatch):
+def test_without_avx512_float32_learns_by_torch_unless_the_run_had_the_kernels(machine, monkeypatch):
     machine(kernels=True, wide=False)
-    assert "float32 is torch's" in choose_kernels().reason and not library.pays(torch.float32)
+    assert "learning is torch's" in choose_kernels().reason and not library.pays(torch.float32)
     assert library.pays(torch.bfloat16)
-    assert "float32 is torch's" not in choose_kernels("c", "float32").reason and library.pays(torch.float32)
+    assert "\n" not in str(choose_kernels("c in decoding", "float32"))
+    assert "learning is torch's" not in choose_kernels("c", "float32").reason and library.pays(torch.float32)
+
+
+@needs_compiler
+def test_without_avx512_answers_are_decoded_by_the_kernels_and_learnt_from_by_torch(monkeypatch):
+    monkeypatch.setattr(library, "wide", lambda: False)
+    base = tiny_base()
+    base.add_adapter("ann", LoraSpec(rank=2, alpha=4.0), seed=5)
+    assert type(base.compute.decode_model(base)).__module__ == "mafrt.cpu.lean_decoder"
+    assert not base.compute.routes_bare(base)
+    monkeypatch.setattr(library, "wide", lambda: True)
+    assert base.compute.routes_bare(base)
 
 
 @needs_compiler

@@ -81,7 +81,7 @@ def test_the_estimate_of_a_runs_memory_counts_these_copies():
     assert [copies(1e-4, bits=bits) for bits in (32, 16, 8)] == [2, 2, 0]
     assert [copies(share) for share in (1 / 16, 0.12, 0.13, 1.0)] == [2, 2, 0, 0]
     assert [copies(share, processes=2) for share in (1 / 16, 0.12)] == [2, 0]
-    assert copies(1e-4, kernels=False) == 0
+    assert copies(1e-4, kernels="torch") == 0
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])

@@ -83,7 +83,9 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
                 base.model.to(dtype)
                 base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
                 number = 2 if dtype == torch.bfloat16 else 4
-                use = MemoryInputs(rank=4, gradient_checkpointing=checkpointing, on_cpu=True, kernels=by_kernels)
+                use = MemoryInputs(
+                    rank=4, gradient_checkpointing=checkpointing, on_cpu=True, kernels="c" if by_kernels else "torch"
+                )
                 # 256 tokens more: the adapters' weights, which are kept too, are the same.
                 few, many = (kept(base, tokens, checkpointing) for tokens in (256, 512))
                 estimates = [
