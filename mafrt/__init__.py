@@ -21,9 +21,13 @@ Names are resolved on first use, so that `import mafrt` costs milliseconds and t
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
+
+if sys.platform == "win32":
+    raise ImportError("mafrt does not run on Windows itself; install WSL (wsl --install), and mafrt in there, on its Linux")
 
 _WHERE = {
     "Env": "mafrt.environment.base",

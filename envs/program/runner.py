@@ -49,8 +49,9 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
     coroutines in one event loop, functions in a thread for each episode.
     """
     source = Source.read(path)
-    if source is not None and source.callable and source.needs_process and sys.platform == "linux":
+    if source is not None and source.callable and source.needs_process:
         check_source(path, source.file)
+        _check_system(f"{path} finds its address in its environment, and such a program")
         return ProgramProcesses(path, source).start, source.agents
     function = load_object(path)
     try:
@@ -107,6 +108,15 @@ def _failed(episode: ProgramEpisode, error: BaseException) -> None:
     episode.events.put(ProgramEnd(error=f"raised {type(error).__name__}: {error_line(error)}{user_line(error)}"))
 
 
+def _check_system(who: str) -> None:
+    """ConfigError where nothing could end what a program leaves running."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"{who} runs in processes of its own, which needs Linux (this is {sys.platform}); give a function that "
+            "hands the address it is given to its client, or run mafrt in a Linux container."
+        )
+
+
 def command_runner(command: str, timeout_s: float) -> Start:
     """Runs a command per episode, with its address (`address_of`) and MAFRT_TASK (JSON) in its environment.
 
@@ -116,6 +126,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
     words = shlex.split(command)
     if not words:
         raise ConfigError("the command is empty; give one such as 'python my_agents.py'.")
+    _check_system("A command")
 
     def run(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         text = json.dumps(task)

@@ -14,6 +14,7 @@ import signal
 import sys
 from typing import Any
 
+from mafrt.core.bounded_worker import limit
 from mafrt.envs.tools.calculator import compute
 from mafrt.envs.tools.failed import Failed
 
@@ -89,17 +90,15 @@ def main() -> None:
 
     signal.signal(signal.SIGPROF, interrupt)
     answer({"do": "check", "schema": {"type": "object"}, "arguments": {}})  # its imports count against no question
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20, MEMORY_MIB * 2**20))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
+    limit(resource.RLIMIT_FSIZE, 0)
+    limit(resource.RLIMIT_CORE, 0)
     replies.write(json.dumps({"id": 0}) + "\n")
     replies.flush()
     for line in sys.stdin:
         question = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        soon = int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (soon if hard == resource.RLIM_INFINITY else min(soon, hard), hard))
+        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S)
         try:
             try:
                 signal.setitimer(signal.ITIMER_PROF, CPU_S, CPU_S)

@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 import re
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -59,6 +60,13 @@ class Team:
             if agent.name in seen:
                 raise ConfigError(f"role {agent.name!r} appears twice; every agent needs a name of its own")
             seen.add(agent.name)
+        folders = {adapter.casefold(): adapter for adapter in self.adapters}
+        if sys.platform == "darwin" and len(folders) < len(self.adapters):
+            alike = next(adapter for adapter in self.adapters if folders[adapter.casefold()] != adapter)
+            raise ConfigError(
+                f"the adapters {alike!r} and {folders[alike.casefold()]!r} differ in capitals only, and are one folder "
+                "on a Mac; choose another name for one of them"
+            )
         for adapter in self.adapters:
             users = [a for a in self.agents if a.adapter == adapter]
             for setting in ADAPTER_SETTINGS:

@@ -51,6 +51,8 @@ def choose_kernels(recorded: str | None = None, dtype: str | None = None) -> Ker
         return KernelChoice("c", reason, recorded)
     if asked == "torch":
         reason = f"{library.SWITCH}=torch"
+    elif not library.tried():
+        reason = "those in C are for Linux"
     elif library.find_compiler() is None:
         reason = "no C compiler found; install gcc to be faster"
     else:

@@ -15,6 +15,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -45,7 +46,7 @@ COMPILE_S = 600
 @cache
 def library() -> ctypes.CDLL | None:
     """The loaded kernels; None where there are none, with the reason in the log."""
-    if os.environ.get(SWITCH, "") == "torch":
+    if os.environ.get(SWITCH, "") == "torch" or not tried():
         return None
     compiler = find_compiler()
     if compiler is None:
@@ -60,6 +61,11 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def tried() -> bool:
+    """Whether the kernels have been run on such a system. On a Mac torch has Apple's own library of products."""
+    return sys.platform == "linux"
+
+
 def name() -> str:
     """The kernels of this machine's CPU, for the record of a run: `c` or `torch`."""
     return "torch" if library() is None else "c"
@@ -67,7 +73,7 @@ def name() -> str:
 
 def expected() -> bool:
     """Whether a run on this CPU is going to have the kernels, as far as that can be told without compiling them."""
-    return os.environ.get(SWITCH, "") != "torch" and find_compiler() is not None
+    return os.environ.get(SWITCH, "") != "torch" and tried() and find_compiler() is not None
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from mafrt.core.errors import ModelError
+from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
@@ -18,6 +18,17 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 FLASH = ("flash_attention_2", "flash_attention_3")
 ATTENTION = ("sdpa", "eager", *FLASH)
 """attention implementations of transformers that a base may be loaded with; all but the first compute rows whole"""
+
+
+def check_kind(device: str | torch.device) -> torch.device:
+    """The device. Raises ConfigError for one of a kind on which nothing here has ever been computed."""
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda", "meta"):
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, and "
+            f"was never run on {found.type}; give cpu, which also a Mac has"
+        )
+    return found
 
 
 def load_pretrained(
@@ -45,7 +56,7 @@ def load_pretrained(
             f"attn_implementation {attn_implementation!r} cannot mask the beginnings that rows share; give 'sdpa', or "
             f"one with which every row is computed whole: {', '.join(ATTENTION[1:])}"
         )
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = check_kind(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if attn_implementation in FLASH and torch.device(goes_to or device).type != "cuda":
         raise ModelError(
             f"attn_implementation {attn_implementation!r} has kernels for GPUs only, and the base goes to "

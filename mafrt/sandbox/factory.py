@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, SandboxError
 from mafrt.sandbox.fusion import FusionSandbox, check_address
 from mafrt.sandbox.types import TIERS, Sandbox
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
@@ -28,6 +29,12 @@ def open_sandbox(name: str = "bwrap", workers: int = 2) -> Sandbox:
         raise ConfigError(f"found {workers} workers for the sandbox, expected at least 1")
     if name.startswith("fusion:"):
         return FusionSandbox(name.removeprefix("fusion:"), workers)
+    if sys.platform != "linux":
+        raise SandboxError(
+            f"programs of agents run on this machine in sandboxes of Linux only, and this is {sys.platform}; start a "
+            "SandboxFusion server in a container and give --sandbox fusion:http://HOST:PORT (docs/sandbox.md), or run "
+            "all of mafrt in a Linux container"
+        )
     return WarmSandbox(name, workers)
 
 

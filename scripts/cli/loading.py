@@ -314,7 +314,10 @@ def check_device(device: str) -> None:
     """ConfigError unless torch can put a tensor there."""
     import torch
 
+    from mafrt.models.pretrained import check_kind
+
     try:
+        check_kind(device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         said = unusable_gpu() if device.startswith("cuda") else None
