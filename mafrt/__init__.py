@@ -27,7 +27,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 if sys.platform == "win32":
-    raise ImportError("mafrt does not run on Windows itself; install WSL (wsl --install), and mafrt in there, on its Linux")
+    raise ImportError(
+        "mafrt does not run on Windows itself; install WSL (wsl --install), and mafrt in there, on its Linux"
+    )
 
 _WHERE = {
     "Env": "mafrt.environment.base",

@@ -12,6 +12,13 @@ fail() {
   exit 2
 }
 
+case "$(uname -sm)" in
+MINGW* | MSYS* | CYGWIN*) fail "mafrt does not run on Windows itself; install WSL (wsl --install), and run this in there." ;;
+"Darwin x86_64") fail "torch has no builds for Macs with Intel processors any more; run this in a Linux container." ;;
+Darwin*) sandboxed=no ;;
+*) sandboxed=yes ;;
+esac
+
 supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 
 no_pip="on Debian and Ubuntu, 'apt-get install python3-venv' mends that."
@@ -34,7 +41,9 @@ else
 fi
 
 # What agents write runs in bubblewrap; everything else works without it.
-if ! command -v bwrap >/dev/null; then
+if [ "$sandboxed" = no ]; then
+  echo "note: workflows that run programs of agents need a SandboxFusion server on a Mac (docs/sandbox.md)." >&2
+elif ! command -v bwrap >/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "Installing bubblewrap, in which programs of agents run ..."
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y bubblewrap; } >/dev/null ||

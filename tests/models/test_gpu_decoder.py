@@ -226,7 +226,14 @@ def test_the_engine_samples_the_same_on_a_pretended_gpu():
         assert spoken(base, "lean") == spoken(base, "expanded")
 
 
-@pytest.mark.parametrize(("adapters", "even"), [(0, True), (1, True), (4, True), (4, False), (9, False)])
+@pytest.mark.parametrize(
+    ("adapters", "even"),
+    [
+        (0, True),
+        (4, False),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in ((1, True), (4, True), (9, False))),
+    ],
+)
 def test_a_step_takes_thirty_launches_a_layer_at_most(adapters, even):
     def step(layers):
         base = on_gpu(adapters, layers=layers)

@@ -2,7 +2,7 @@
 
 Python imports this file at its start where the folder is on PYTHONPATH, so that processes that are started from there
 are on a Mac too. The platform is another one for mafrt only: other libraries are built for the machine that is there.
-Names, files, functions of the C library and programs are gone for all. `MAFRT_LAPTOP` chooses `darwin` or `win32`.
+Names, files, functions of the C library and programs are gone for all. `MAFRT_SYSTEM` chooses `darwin` or `win32`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import sys
 import time
 import types
 
-SYSTEM = os.environ["MAFRT_LAPTOP"]
+SYSTEM = os.environ["MAFRT_SYSTEM"]
 HIDDEN = ("/proc", "/sys", "/dev/shm", "/etc/os-release", "/etc/ld.so.cache")
 PROGRAMS = ("bwrap", "nvidia-smi", "apt-get", "ldconfig", "lscpu", "nproc", "setsid", "taskset", "unshare")
 NAMES = {
@@ -27,13 +27,32 @@ NAMES = {
         *("O_TMPFILE", "O_DIRECT", "O_LARGEFILE", "setresuid", "getresuid", "setresgid", "getresgid", "getxattr"),
         *("setxattr", "listxattr", "removexattr", "sched_setscheduler", "fdatasync"),
     ),
-    signal: ("pidfd_send_signal", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGSTKFLT", "SIGPOLL", "sigtimedwait", "sigwaitinfo"),
+    signal: (
+        "pidfd_send_signal",
+        "SIGRTMIN",
+        "SIGRTMAX",
+        "SIGPWR",
+        "SIGSTKFLT",
+        "SIGPOLL",
+        "sigtimedwait",
+        "sigwaitinfo",
+    ),
     select: ("epoll",),
     resource: ("prlimit", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_RTTIME", "RLIMIT_SIGPENDING"),
     socket: ("SOCK_CLOEXEC", "SOCK_NONBLOCK", "AF_NETLINK", "TCP_KEEPIDLE", "SO_PEERCRED", "TCP_QUICKACK"),
     time: ("CLOCK_BOOTTIME", "CLOCK_TAI", "pthread_getcpuclockid"),
 }
-FUNCTIONS = ("prctl", "mallopt", "malloc_trim", "gnu_get_libc_version", "unshare", "setns", "capset", "umount2", "clone")
+FUNCTIONS = (
+    "prctl",
+    "mallopt",
+    "malloc_trim",
+    "gnu_get_libc_version",
+    "unshare",
+    "setns",
+    "capset",
+    "umount2",
+    "clone",
+)
 
 
 def hidden(path: object) -> bool:
