@@ -26,7 +26,7 @@ from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
 from mafrt.core.shipped import base_folder, require_base
-from mafrt.engines.checks import TOKEN, room_for_rank, served_bases
+from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_bases
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
 from mafrt.environment.local_server import LOOPBACK
 from mafrt.scripts.cli.command import Command, Settings
@@ -99,6 +99,7 @@ COMMAND = Command(
 def serve(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     asked = settings.make(VllmSettings)
+    check_system("start the servers on a machine that has it")
     if asked.host not in LOOPBACK and not os.environ.get(TOKEN):
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
     words, environments = command(asked, settings)

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ SERVED = frozenset((ALL_LINEAR, *_LIKE_LLAMA, *_FUSED, *_OTHERS))
 
 OF_VLLM = ("max_loras", "max_lora_rank", "gpu_memory_utilization", "vllm_adapter_dir")
 OF_PROCESS = ("max_loras", "gpu_memory_utilization")
+
+
+def check_system(remedy: str) -> None:
+    """ConfigError on a machine that vLLM does not run on."""
+    if sys.platform != "linux":
+        raise ConfigError(f"vLLM runs on Linux, and this is {sys.platform}; {remedy}.")
 
 
 def check_engine(
@@ -79,6 +86,7 @@ def check_engine(
         _need("httpx", "vllm_servers", "servers")
     else:
         _refuse(config, ("vllm_adapter_dir",), "there are no vllm_servers to read it; leave it out")
+        check_system("give --vllm_servers on a machine that has it, or leave --engine vllm out")
         _need("vllm", "engine vllm", "vllm")
     if config.max_lora_rank is not None and config.max_lora_rank not in RANKS:
         known = ", ".join(str(rank) for rank in RANKS)

@@ -74,6 +74,12 @@ said(lambda: command_runner("python x.py", 1.0))
 said(lambda: function_runner("reads_environment.py:run"))
 function_runner("takes_address.py:run")
 said(lambda: Team.of(["Solver", "solver"]))
+from mafrt.config.train_config import EngineConfig
+from mafrt.engines.checks import check_engine
+from mafrt.scripts import serve_vllm
+said(lambda: check_engine(EngineConfig(engine="vllm"), {}, {}))
+said(lambda: serve_vllm.serve(["--servers", "1"]))
+check_engine(EngineConfig(engine="vllm", vllm_servers=("http://127.0.0.1:8001",)), {}, {})
 assert Team.of(["solver", "checker"]).adapters == ("solver", "checker")
 
 from mafrt.environment.workers import guarded
@@ -111,12 +117,13 @@ def test_what_linux_alone_has_is_said_or_not_needed(tmp_path):
     kernels, *lines = done.stdout.splitlines()
     assert kernels == "Kernels of the CPU: torch (those in C are for Linux)."
     kinds = [line.split()[0] for line in lines]
-    assert kinds == ["SandboxError"] * 3 + ["ConfigError"] * 3
+    assert kinds == ["SandboxError"] * 3 + ["ConfigError"] * 5
     assert all(
         "SandboxFusion" in line and "--sandbox fusion:http" in line and "container" in line for line in lines[:3]
     )
     assert all("needs Linux" in line and "container" in line for line in lines[3:5]) and "reads_environment" in lines[4]
     assert "'Solver' and 'solver'" in lines[5] and "Mac" in lines[5]
+    assert all("vLLM runs on Linux" in line and "on a machine that has it" in line for line in lines[6:])
     assert "env_timeout_s needs Linux" in done.stderr
 
 
@@ -167,7 +174,7 @@ def test_a_mac_trains_evaluates_exports_and_shows_what_linux_does(tmp_path):
     assert len((tmp_path / "darwin/metrics.jsonl").read_text().splitlines()) == 2
     assert "not installed" in mafrt("darwin", tmp_path, "info") or "accelerator" in mafrt("darwin", tmp_path, "info")
     assert "peak" in mafrt("darwin", tmp_path, "info", "--memory", "Qwen/Qwen3-0.6B")
-    mafrt("darwin", tmp_path, "evaluate", "--load_path", "darwin", "--episodes", "2", "--output", "scores.json")
+    mafrt("darwin", tmp_path, "evaluate", "--load_path", "darwin", "--tasks", "2", "--output", "scores.json")
     assert json.loads((tmp_path / "scores.json").read_text())
     mafrt("darwin", tmp_path, "export", "darwin", "--output", "exported")
     assert list((tmp_path / "exported").rglob("adapter_model.safetensors"))
