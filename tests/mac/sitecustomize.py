@@ -24,8 +24,8 @@ NAMES = {
     os: (
         *("pidfd_open", "sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "memfd_create"),
         *("eventfd", "splice", "copy_file_range", "setns", "unshare", "waitid", "getrandom", "pipe2", "O_PATH"),
-        *("O_TMPFILE", "O_DIRECT", "O_LARGEFILE", "setresuid", "getresuid", "setresgid", "getresgid", "getxattr"),
-        *("setxattr", "listxattr", "removexattr", "sched_setscheduler", "fdatasync"),
+        *("O_TMPFILE", "O_DIRECT", "O_LARGEFILE", "setresuid", "getresuid", "setresgid", "getresgid"),
+        *("sched_setscheduler", "fdatasync"),
     ),
     signal: (
         "pidfd_send_signal",
