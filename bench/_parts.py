@@ -215,3 +215,63 @@ class Both(Env):
     def step(self, actions: dict[str, str]) -> StepResult:
         right = sum(text.strip() == WORDS[self.box % len(WORDS)] for text in actions.values())
         return StepResult({}, {}, True, False, {"outcome": (0.2, 0.0, 1.0)[right]})
+
+
+class Search(Env):
+    """A search with a budget: two agents in turn take the best find so far, or pay for another one.
+
+    Finds are drawn evenly from 0 to 7. `Add` takes the best one: the outcome is a seventh of it. Any other word costs
+    its speaker `cost` and draws the next find, until the budget is used up. So every turn is paid as it comes, stopping
+    is free, and the best policy, which goes on below some find, is known (`best`).
+
+    Args:
+        cost: of another find, in units of the outcome.
+        budget: most further finds.
+        in_all: whether the outcome holds the costs, and turns are paid nothing.
+    """
+
+    bounded = True
+    num_tasks = 256 * BOXES
+    """first finds, each with other finds after it"""
+
+    def __init__(self, cost: float = 0.08, budget: int = 5, *, in_all: bool = False) -> None:
+        self.agents, self.cost, self.budget, self.in_all = team(2).names, cost, budget, in_all
+
+    def evaluated(self) -> Search:
+        return Search(self.cost, self.budget, in_all=True)
+
+    def best(self) -> float:
+        """What the best policy gets, the mean over first finds: by going back from the last turn."""
+        worth = [find / 7 for find in range(BOXES)]
+        for _ in range(self.budget):
+            on = [sum(worth[max(find, other)] for other in range(BOXES)) / BOXES - self.cost for find in range(BOXES)]
+            worth = [max(find / 7, on[find]) for find in range(BOXES)]
+        return sum(worth) / BOXES
+
+    def always(self, *, stop: bool) -> float:
+        """What two players get who always take the first find, or never take one."""
+        if stop:
+            return sum(range(BOXES)) / BOXES / 7
+        below = [(find / BOXES) ** (self.budget + 1) for find in range(1, BOXES)]
+        return sum(1 - share for share in below) / 7 - self.cost * self.budget
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.find = (options["task"] if options else self.rng.randrange(BOXES)) % BOXES
+        self.turn = 0
+        return self._ask(), {"task": str(self.find)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        [(name, text)] = actions.items()
+        goes_on = text.strip() != WORDS[0]
+        rewards = {name: -self.cost * goes_on}
+        if goes_on:
+            self.turn += 1
+            self.find = max(self.find, self.rng.randrange(BOXES))
+        if goes_on and self.turn < self.budget:
+            return StepResult(self._ask(), {} if self.in_all else rewards, False, False, {})
+        if self.in_all:
+            return StepResult({}, {}, True, False, {"outcome": self.find / 7 - self.cost * self.turn})
+        return StepResult({}, rewards, True, False, {"outcome": self.find / 7})
+
+    def _ask(self) -> dict[str, str]:
+        return {self.agents[self.turn % 2]: f"Box {self.find}, {self.budget - self.turn} left."}

@@ -19,7 +19,7 @@ import torch
 
 from bench import _measure
 from bench._measure import positive
-from bench._parts import BOXES, Both, Helpers, Lazy, Unpaid, Words, team
+from bench._parts import BOXES, Both, Helpers, Lazy, Search, Unpaid, Words, team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
@@ -55,7 +55,7 @@ class RulePart:
     alive: Mapping[str, Any] = field(default_factory=dict)
     dead: Mapping[str, Any] = field(default_factory=dict)
     iterations: int = 20
-    of: type[Words] | type[Helpers] | type[Unpaid] | type[Lazy] | type[Both] = Words
+    of: type[Words] | type[Helpers] | type[Unpaid] | type[Lazy] | type[Both] | type[Search] = Words
 
 
 CHAIN = {"size": 2, "rounds": 2}
@@ -329,8 +329,8 @@ def _measure_part(part: RulePart, seeds: Sequence[int], iterations: int | None) 
     }
 
 
-def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: int) -> float:
-    """Share of right words after training with these settings."""
+def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: int, samples: int = 16) -> float:
+    """Mean score after training with these settings, of so many sampled episodes of every task."""
     world = part.of(**part.world)
     agents = team(len(world.agents))
     torch.manual_seed(seed)
@@ -341,7 +341,7 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
         runner.learn(runner.collect())
     runner.assign_adapters()
     held_out = world.evaluated()
-    plan = EvaluationPlan(held_out.num_tasks or BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
+    plan = EvaluationPlan(held_out.num_tasks or BOXES, samples=samples, greedy=False, seed=seed_of(seed, "bench parts"))
     evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None
     return statistics.fmean(value for scores in evaluation.scores.values() for value in scores)
