@@ -172,17 +172,18 @@ def make_player(
     verdicts.
     """
     shared = (engine, base.main.tokenizer, team, sampling, window, config.play.reasoning)
-    voices = voices_of(base, team, config.play.context_window)
-    notes = feedback if config.coach.coach_feedback else None
-    max_lost = config.play.env_max_lost
+    named: dict[str, Any] = {
+        "keep_thoughts": config.play.keep_thoughts,
+        "feedback": feedback if config.coach.coach_feedback else None,
+        "max_lost": config.play.env_max_lost,
+        "voices": voices_of(base, team, config.play.context_window),
+    }
     if rule.tree_samples == 1:
-        return Player(*shared, feedback=notes, max_lost=max_lost, voices=voices)
+        return Player(*shared, **named)
     kind = ContinuedTreePlayer if rule.settings.tree_continues else TreePlayer
     return kind(
         *shared,
-        feedback=notes,
-        max_lost=max_lost,
-        voices=voices,
+        **named,
         samples=rule.tree_samples,
         worth=lambda episodes: algorithms.turn_rewards(episodes, rule.settings, context),
         judge=feedback,

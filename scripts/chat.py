@@ -81,6 +81,7 @@ class Conversation:
             return [(turn.agent, turn.text) for turn in episode.turns]
         messages = [*self.messages, {"role": "user", "content": text}]
         [made] = self.team.queue.generate([self.team.request(self.agent, messages, seed)])
+        self.team.remember(self.agent, messages, made.text, made.ids)
         self.messages = [*messages, {"role": "assistant", "content": made.text}]
         return [(self.agent, made.text)]
 

@@ -167,7 +167,8 @@ def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
     check_prompts(env, team, voices)
     window = check_window(config.play.context_window, base.main.context_window)
     engine = make_engine(base, config, window)
-    return Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices)
+    shared = (engine, base.main.tokenizer, team, sampling, window, config.play.reasoning)
+    return Player(*shared, keep_thoughts=config.play.keep_thoughts, voices=voices)
 
 
 def _played(env: Env, player: Player, plan: EvaluationPlan) -> Evaluation:

@@ -53,6 +53,8 @@ class PlayConfig:
     """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
     thinking_budget: int = 0
     """tokens of thought after which </think> is put in, which nothing is learnt from; 0: no limit"""
+    keep_thoughts: bool = False
+    """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
     sandbox: str = "bwrap"
     """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
     env_timeout_s: float | None = 60.0

@@ -14,6 +14,9 @@ from mafrt.core.types import Audit, Episode, Evidence, Scored, Start, StepResult
 
 _PLAIN = tuple(field.name for field in fields(Turn) if field.name not in ("evidence", "coach", "audit"))
 
+_SELDOM = ("forced", "own_turns")
+"""fields that are written only where they hold something"""
+
 
 def pack_episode(episode: Episode) -> dict[str, Any]:
     """A record of which `unpack_episode` makes an equal episode, if `info` and evidence hold JSON-able values only."""
@@ -35,7 +38,7 @@ def unpack_episode(record: dict[str, Any]) -> Episode:
 
 
 def pack_turn(turn: Turn) -> dict[str, Any]:
-    record = {name: getattr(turn, name) for name in _PLAIN if name != "forced" or turn.forced}
+    record = {name: getattr(turn, name) for name in _PLAIN if name not in _SELDOM or getattr(turn, name)}
     if turn.coach is not None:
         record["coach"] = pack_verdict(turn.coach)
     if turn.evidence is not None:
@@ -49,6 +52,7 @@ def unpack_turn(record: dict[str, Any]) -> Turn:
     coach, evidence = record.get("coach"), record.get("evidence")
     turn = Turn(**{name: value for name, value in record.items() if name in _PLAIN})
     turn.forced = tuple(turn.forced)
+    turn.own_turns = tuple((place, list(ids)) for place, ids in turn.own_turns)
     turn.late = [(step, amount) for step, amount in turn.late]  # JSON has no tuples
     turn.coach = None if coach is None else unpack_verdict(coach)
     turn.audit = None if record.get("audit") is None else Audit(**record["audit"])

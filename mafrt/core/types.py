@@ -15,6 +15,9 @@ Message: TypeAlias = dict[str, str]
 Observation: TypeAlias = "str | list[Message]"
 """Input of an agent: a text (it becomes the user message) or the chat messages themselves."""
 
+OwnTurns: TypeAlias = "Sequence[tuple[int, Sequence[int]]]"
+"""Places of messages in an observation, ascending, and the ids that the agent sampled there (`--keep_thoughts`)."""
+
 Stop: TypeAlias = Literal["eos", "length", "stop"]
 """Why a generation ended: the model's end token, the token limit, or one of the request's stop strings."""
 
@@ -122,6 +125,8 @@ class Turn:
     """Filled by the coach; None if it was not judged."""
     observation: Observation | None = None
     """Observation that the prompt was made from, without the agent's role prompt; filled by the player."""
+    own_turns: OwnTurns = ()
+    """The agent's own turns in `observation` that stand in the prompt as they were sampled."""
     paid: float | None = None
     """Reward that credit assignment used: the turn's own, its share of the outcome, process reward and penalties. None
     if the turn is out of the loss."""
@@ -258,6 +263,8 @@ class Request:
     adapter: str | None
     sampling: SamplingParams
     seed: int
+    own_turns: OwnTurns = ()
+    """the agent's earlier turns in the prompt, for the record"""
 
 
 @dataclass(frozen=True)

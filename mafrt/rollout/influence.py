@@ -46,7 +46,10 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
                 continue
             follower, observation = following
             spec = team.agent(follower.agent)
-            prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at)
+            seen = follower.observation
+            assert seen is not None
+            own = [said for said in follower.own_turns if observation[said[0]] == seen[said[0]]]
+            prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at, own)
             shown.append(turn)
             after.append(follower)
             without.append(replace(follower, prompt_ids=prompt, observation=observation))

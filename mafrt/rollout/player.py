@@ -34,6 +34,7 @@ from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
+from mafrt.rollout.kept_thoughts import check_thoughts, own_turns
 from mafrt.rollout.prompts import AgentTokenizer, encode_prompt, opens_thought, with_note
 
 __all__ = ["Answers", "PlayStats", "Player", "Rollout", "RunningEpisode", "Start", "measures_of"]
@@ -164,6 +165,7 @@ class RunningEpisode:
                 adapter_version=answer.adapter_version,
                 forced=answer.forced,
                 observation=self.observations.get(agent),
+                own_turns=request.own_turns,
             )
             self.episode.turns.append(turn)
             self.last_turn[agent] = turn
@@ -260,6 +262,8 @@ class Player:
     """notes on turns just spoken, for the agents that act next (`--coach_feedback`)"""
     max_lost: float = MAX_LOST
     """max share of the episodes, in [0, 1], lost to errors of the environment"""
+    keep_thoughts: bool = False
+    """whether an agent sees its own earlier turns as it has sampled them, with their thoughts"""
     voices: Mapping[str, AgentTokenizer] = field(default_factory=dict)
     """agent -> its tokenizer and window, of agents on another base than that of `tokenizer` and `context_window`"""
 
@@ -271,6 +275,8 @@ class Player:
             name: self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(voice.tokenizer))
             for name, voice in self.voices.items()
         }
+        if self.keep_thoughts:
+            check_thoughts([voice.tokenizer for voice in self.voices.values()], self.reasoning)
 
     def __repr__(self) -> str:
         return f"<Player of {', '.join(self.team.names)} on {self.engine!r}>"
@@ -292,6 +298,7 @@ class Player:
             self.context_window,
             self.reasoning,
             adapters=self.adapters,
+            keep_thoughts=self.keep_thoughts,
             max_lost=self.max_lost,
             voices=self.voices,
         )
@@ -377,12 +384,12 @@ class Player:
         return sorted(going, key=lambda item: item.slot)
 
     def _request(self, item: RunningEpisode, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
-        """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, filled as needed."""
+        """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, shared by a group."""
         voice, spec, seen = self.voices[agent], self.team.agent(agent), item.observations[agent]
-        # The samples of a group begin with the same observation.
         ids = encoded.get((agent, seen)) if isinstance(seen, str) else None
+        own = own_turns(seen, agent, item.episode.turns, self.visible_text) if self.keep_thoughts else ()
         if ids is None:
-            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, own)
             if isinstance(seen, str):
                 encoded[agent, seen] = ids
         sampling, room = self.sampling[agent], voice.context_window - len(ids)
@@ -391,7 +398,7 @@ class Player:
             sampling = replace(sampling, max_new_tokens=room)
         # Seeded by the place in the episode, not by a generator: batches of any width sample the same tokens.
         seed = seed_of(item.start.seed, agent, len(item.episode.turns))
-        return Request(prompt_ids=list(ids), adapter=self.adapters[agent], sampling=sampling, seed=seed)
+        return Request(list(ids), self.adapters[agent], sampling, seed, own)
 
     def _answers(self, asked: Sequence[tuple[RunningEpisode, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The answers of all agents, by key of the live item."""

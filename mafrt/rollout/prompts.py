@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from mafrt.core.errors import EnvError
 from mafrt.core.text import clean_deep, error_line
 from mafrt.core.transcript import quoted
-from mafrt.core.types import Message, Observation
+from mafrt.core.types import Message, Observation, OwnTurns
 from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.environment.tool_calls import OWN_MARKUP, THINK
 from mafrt.models.invocation import PLAIN
-from mafrt.models.outside_text import Placeholders, encode_outside
+from mafrt.models.outside_text import ANCHORS, Placeholders, controls_of, encode_outside
 
 
 @dataclass(frozen=True)
@@ -53,39 +55,40 @@ def with_note(seen: Observation, note: str) -> Observation:
     return [*seen, {"role": "user", "content": note}]
 
 
-def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str = "start") -> list[int]:
+def encode_prompt(tokenizer: Any, system: str, seen: Observation, at: str = "start", own: OwnTurns = ()) -> list[int]:
     """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
 
-    The only way of a text into a prompt: control tokens come of the template alone (`mafrt.models.outside_text`), but
-    for the markup of an agent's own thoughts and calls. Without a template there are plain `role: content` lines.
-    Raises EnvError where the schemas of tools are none, or the chat template refuses the messages.
+    The only way of a text into a prompt: control tokens come of the template (`mafrt.models.outside_text`), and of an
+    agent's own markup; its `own` turns are the sampled ids. EnvError where schemas are none, or the template refuses.
     """
-    seen: list[Message] = (
-        [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
-    )
+    if own:
+        return encode_kept(tokenizer, system, seen, at, own)
+    stand_ins, filled = fill_prompt(tokenizer, system, seen, at)
+    return stand_ins.encode(filled, add_special_tokens=not getattr(tokenizer, "chat_template", None))
+
+
+def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) -> tuple[Placeholders, str]:
+    """The prompt as text, with stand-ins: special tokens too, or plain `role: content` lines without a template."""
+    seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     template = bool(getattr(tokenizer, "chat_template", None))
     if not isinstance(observation, str) and (problem := tools_problem(seen)):
         raise EnvError(f"{problem[:1].upper()}{problem[1:]}")
     stand_ins = Placeholders(tokenizer, [system, *(message["content"] for message in seen)])
     if not template:
-        lines = [{**message, "content": quoted(message["content"], ROLES)} for message in seen]
-        seen, system = lines, quoted(system, ROLES)
+        seen, system = [{**line, "content": quoted(line["content"], ROLES)} for line in seen], quoted(system, ROLES)
     hidden = [_hidden(message, stand_ins, template) for message in seen]
     messages = messages_of(stand_ins.hide(system), hidden, at)
     if not template:
         # The schemas of tools stand in the lines like any other message.
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
-        return stand_ins.encode(text, add_special_tokens=True)
+        return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
     from jinja2 import TemplateError
 
     try:
         tools = any(message["role"] in (TOOLS, "tool") for message in messages)
-        filled = _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
+        return stand_ins, _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
     except (TemplateError, KeyError, TypeError, AttributeError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
-    # The template has already written the special tokens.
-    return stand_ins.encode(filled)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -169,3 +172,48 @@ class _WithTools:
 
 def _template(tokenizer: Any, messages: list[Message]) -> str:
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
+def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: OwnTurns) -> list[int]:
+    """`encode_prompt` of an observation with the sampled ids of `own`. Raises EnvError as it does.
+
+    A turn before which the template writes no prompt, or which it leaves out, is left to the template.
+    """
+    assert not isinstance(seen, str)
+    name = f"Q{hashlib.sha256(repr((system, seen)).encode('utf-8', 'replace')).hexdigest()[:16]}Q"
+    marked = [dict(message) for message in seen]
+    for place, _ in own:
+        marked[place]["content"] = f"{name}{place}Z"
+    ids: list[int] = []
+    kept: list[tuple[int, Sequence[int]]] = []
+    for place, said in (*own, (len(seen), ())):
+        try:
+            # The prompt as it was when the agent spoke there: its end opens the answer as the template does.
+            stand_ins, filled = fill_prompt(tokenizer, system, marked[:place], at)
+        except EnvError:
+            if place == len(seen):
+                raise
+            filled = ""
+        _, found, rest = filled.rpartition(f"{name}{kept[-1][0]}Z") if kept else ("", filled, filled)
+        if not found:
+            wrong = kept[-1][0] if filled else place
+            return encode_prompt(tokenizer, system, seen, at, [turn for turn in own if turn[0] != wrong])
+        if not kept:
+            ids = stand_ins.encode(rest, add_special_tokens=not getattr(tokenizer, "chat_template", None))
+        else:
+            following = _after(stand_ins, rest)
+            # The end of an answer was sampled with it.
+            ended = following and following[0] == ids[-1] and controls_of(tokenizer).of(ids[-1:])
+            ids += following[1:] if ended else following
+        ids += said
+        kept.append((place, said))
+    return ids
+
+
+def _after(stand_ins: Placeholders, text: str) -> list[int]:
+    """Token ids of a text that other text stands before."""
+    for anchor in ANCHORS:
+        before, both = stand_ins.encode(anchor), stand_ins.encode(anchor + text)
+        if both[: len(before)] == before:
+            return both[len(before) :]
+    return stand_ins.encode(text)

@@ -82,7 +82,7 @@ class Teacher:
             return turn
         spec, place = self.team.agent(turn.agent), self.base.of_agent(turn.agent)
         seen = with_note(turn.observation, filled(self.prompt, episode.info))
-        prompt = encode_prompt(place.tokenizer, spec.prompt, seen, spec.prompt_at)
+        prompt = encode_prompt(place.tokenizer, spec.prompt, seen, spec.prompt_at, turn.own_turns)
         if len(prompt) + len(turn.action_ids) > place.context_window:
             raise PromptTooLongError(
                 f"the teacher's prompt of agent {turn.agent!r} has {len(prompt)} tokens, and with its answer of "

@@ -82,7 +82,7 @@ class TeamAnswers:
             pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, said, ends)
         job = team.queue.submit(request, pieces)
         decode = team.voices[call.model].tokenizer.decode if call.logprobs else None
-        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call, decode))
+        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call, decode, team))
         answer.add_done_callback(lambda done: job.leave() if done.cancelled() else None)
         return answer
 
@@ -154,6 +154,7 @@ def _pass_on(
     prompt_tokens: int,
     call: ChatCall,
     decode: Callable[[list[int]], str] | None,
+    team: TrainedTeam,
 ) -> None:
     """Turn the engine's completion, or its error, into the reply; a call that was abandoned takes none."""
     if done.cancelled() or not answer.set_running_or_notify_cancel():
@@ -167,6 +168,7 @@ def _pass_on(
     if call.schema and made.stop == "eos" and not _is_json(text):
         answer.set_exception(ApiError(500, "the JSON schema is too large for its grammar, which ended the answer"))
         return
+    team.remember(call.model, call.messages, text, made.ids)
     tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)
     answer.set_result(
         ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)

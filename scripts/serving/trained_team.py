@@ -13,6 +13,7 @@ from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError, EnvError
 from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
+from mafrt.rollout.kept_thoughts import KeptAnswers, check_thoughts
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.checks import check_window
 from mafrt.scripts.cli.command import Command, Settings
@@ -45,6 +46,8 @@ class TrainedTeam:
     sampling: Mapping[str, SamplingParams]
     voices: Mapping[str, AgentTokenizer]
     reasoning: str
+    kept: KeptAnswers | None = None
+    """with `--keep_thoughts`, the answers as they were sampled"""
 
     def request(self, agent: str, seen: Observation, seed: int, **changes: Any) -> Request:
         """The request of an agent that sees `seen`. `changes` replace its sampling where they are not None.
@@ -55,7 +58,8 @@ class TrainedTeam:
         voice = self.voices[agent]
         spec = self.team.agent(agent)
         try:
-            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
+            own = () if self.kept is None else self.kept.find(agent, seen)
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, own)
         except EnvError as error:
             raise ApiError(400, str(error)) from error
         room = voice.context_window - len(ids)
@@ -68,6 +72,11 @@ class TrainedTeam:
         how = replace(self.sampling[agent], **{name: value for name, value in changes.items() if value is not None})
         how = replace(how, max_new_tokens=min(how.max_new_tokens, room))
         return Request(ids, self.team.agent(agent).adapter, how, seed)
+
+    def remember(self, agent: str, seen: Observation, text: str, ids: Sequence[int]) -> None:
+        """Keep an answer for `--keep_thoughts`: `text` is what the one that asked has seen of it."""
+        if self.kept is not None:
+            self.kept.keep(agent, seen, text, ids)
 
     def close(self) -> None:
         self.queue.close()
@@ -105,8 +114,11 @@ def load_team(source: Source) -> TrainedTeam:
     for name in team.adapters:
         base.load_adapter(name, source.loaded.adapter(name))
     voices = voices_of(base, team, config.play.context_window)
+    kept = KeptAnswers() if config.play.keep_thoughts else None
+    if kept is not None:
+        check_thoughts([voice.tokenizer for voice in voices.values()], config.play.reasoning)
     window = check_window(config.play.context_window, base.main.context_window)
     engine = make_engine(base, config, window)
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     queue = EngineQueue(engine, rows=config.play.max_batch_rows)
-    return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning)
+    return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning, kept)

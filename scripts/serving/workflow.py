@@ -41,5 +41,5 @@ def play_problem(
         for name, how in team.sampling.items()
     }
     shared = (team.queue, main.tokenizer, team.team, sampling, main.context_window, team.reasoning)
-    player = Player(*shared, voices=team.voices)
+    player = Player(*shared, keep_thoughts=team.kept is not None, voices=team.voices)
     return one_episode(player, own, seed)

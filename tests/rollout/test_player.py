@@ -79,9 +79,9 @@ def test_turns_are_recorded_in_speaking_order_with_exactly_what_was_fed_and_said
 def test_equal_observations_of_a_step_are_encoded_once(monkeypatch):
     encoded = []
 
-    def counted(tokenizer, system, observation, at):
+    def counted(tokenizer, system, observation, at, own):
         encoded.append(observation)
-        return encode_prompt(tokenizer, system, observation, at)
+        return encode_prompt(tokenizer, system, observation, at, own)
 
     monkeypatch.setattr("mafrt.rollout.player.encode_prompt", counted)
     tokenizer = tiny_tokenizer()
