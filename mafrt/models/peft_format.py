@@ -56,6 +56,11 @@ UNLIKE_PLAIN_LORA = (
 """Settings of a PEFT LoRA folder that change the computation if set; not supported."""
 
 
+_BLOCK = re.compile(r"((?:[^.]+\.)*?)[^.]+\.[0-9]+\.")
+"""The name of a layer up to its block; the group is what stands before the list of blocks."""
+
+_OF_SENSES = re.compile(r"vis(ion|ual)|image|audio|speech")
+
 OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate")
 """Names of layers that PEFT takes for those of experts where a family holds these as one parameter. Dense layers of
 such a family that have these names are written under `target_parameters`, which PEFT reads as they are."""
@@ -280,13 +285,40 @@ def read(
         CheckpointError: it is missing, corrupt, not LoRA as computed here, or made for another base.
     """
     config, tensors = _read_files(folder)
-    _refuse_unlike(config, folder, experts)
+    begin, own = _beginnings(tensors, linear_paths, experts)
+    # The settings are read under the folder's own names, which are of the text alone.
+    shapes, fused = (
+        {begin + path.removeprefix(own): size for path, size in paths.items() if path.startswith(own)}
+        for paths in (linear_paths, experts)
+    )
+    _refuse_unlike(config, folder, fused)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
+    if begin != own:
+        layers = _layers(base_name, shapes, fused, config, tensors, folder, {})
+        layers = {own + path.removeprefix(begin): layer for path, layer in layers.items()}
+        tensors = {PREFIX + own + key.removeprefix(PREFIX + begin): tensor for key, tensor in tensors.items()}
     renamed = {key: new for path, name in stored.items() for key, new in zip(keys(path), keys(name), strict=True)}
     tensors = {renamed.get(key, key): tensor for key, tensor in tensors.items()}
-    layers = _layers(base_name, linear_paths, experts, config, tensors, folder, stored)
+    if begin == own:
+        layers = _layers(base_name, linear_paths, experts, config, tensors, folder, stored)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
     return PeftFolder(folder, shape, tensors)
+
+
+def _beginnings(tensors: Mapping[str, Tensor], linear_paths: LinearPaths, experts: FusedPaths) -> tuple[str, str]:
+    """What stands before the blocks in the names of a folder's layers and of the base's, where it differs.
+
+    The classes of a family call its layers otherwise: `model.layers`, and `model.language_model.layers` where images
+    are read too. Two empty texts where nothing differs, or the base has no such layers.
+    """
+    stems = {key.removeprefix(PREFIX).partition(".lora_")[0].replace(".base_layer", "") for key in tensors}
+    ours = {path: match[1] for path in linear_paths if not _OF_SENSES.search(path) and (match := _BLOCK.match(path))}
+    theirs = {match[1] for path in stems if not _OF_SENSES.search(path) and (match := _BLOCK.match(path))}
+    if len(set(ours.values())) != 1 or len(theirs) != 1:
+        return "", ""
+    begin, own = theirs.pop(), next(iter(ours.values()))
+    known = {*ours, *(path.rpartition(".")[0] for path in experts)}
+    return (begin, own) if any(own + path.removeprefix(begin) in known for path in stems) else ("", "")
 
 
 def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None:
@@ -409,7 +441,7 @@ def _refuse_unlike(config: dict[str, Any], folder: Path, experts: FusedPaths) ->
         if not str(name).endswith(".weight") and not any(matches(path, str(name)) for path in experts)
     ]
     if others:
-        unsupported.append(f"target_parameters={others!r}")
+        unsupported.append(f"target_parameters={shortened(str(others))}")
     # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
         unsupported.append(f"peft_type={config['peft_type']!r}")
@@ -506,6 +538,8 @@ def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str
     match = of_lora.fullmatch(key.replace(".default.weight", ".weight"))
     if match is None:
         return "adapters are LoRA on linear layers and nothing else; save it without modules_to_save and embeddings"
+    if _OF_SENSES.search(match[1]):
+        return "this layer reads images or sound, of which nothing is read here; save it with the text's layers alone"
     if match[1] in shapes:
         return "its keys name the adapter, as a state dict does; write the folder with PEFT's save_pretrained"
     ending = ".".join(match[1].split(".")[-4:])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 from helpers_families import VOCAB, small, tiny
-from helpers_models import tiny_tokenizer
+from helpers_models import tiny_base, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ModelError
@@ -124,7 +125,7 @@ def with_images(kind, folder):
 @pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "qwen3_5_moe"])
 def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_class(kind, tmp_path):
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
     base = SharedBase.load(with_images(kind, tmp_path / "base"), device="cpu", dtype="float32")
     assert type(base.model).__name__.endswith("ForConditionalGeneration")
@@ -148,14 +149,120 @@ def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_c
     base.save_adapter("a", tmp_path / "again")
     again = SharedBase.load(str(tmp_path / "base"), device="cpu", dtype="float32")
     again.load_adapter("a", tmp_path / "again")
-    if kind == "qwen3_5":  # a folder of the class of text alone calls the same layers otherwise
-        AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="float32").save_pretrained(tmp_path / "text")
-        tiny_tokenizer().save_pretrained(tmp_path / "text")
-        text = SharedBase.load(str(tmp_path / "text"), device="cpu", dtype="float32")
-        assert type(text.model).__name__ == "Qwen3_5ForCausalLM"
-        with pytest.raises(CheckpointError, match=r"is called base_model\.model\.model\.layers.*class of this base"):
-            text.load_adapter("a", tmp_path / "a")
-        text.add_adapter("a", LoraSpec(), seed=0)
-        text.save_adapter("a", tmp_path / "other")
-        with pytest.raises(CheckpointError, match=r"is called base_model\.model\.model\.language_model"):
-            SharedBase.load(str(tmp_path / "base"), device="cpu").load_adapter("b", tmp_path / "other")
+
+
+def text_alone(folder, target):
+    """The text of a checkpoint that reads images too, saved as a model of its class for text."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32")
+    body = getattr(whole, "model", whole).language_model
+    text = AutoModelForCausalLM.from_config(whole.config.get_text_config()).float()
+    text.model.load_state_dict(getattr(body, "model", body).state_dict())
+    text.get_output_embeddings().load_state_dict(whole.get_output_embeddings().state_dict())
+    text.config.architectures = [type(text).__name__]
+    text.save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    return str(target)
+
+
+def trained(base, ids):
+    """A random adapter `a`; log-probabilities with it, and with adapter number `k`."""
+    base.add_adapter("a", LoraSpec(), seed=0)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, b in base.adapter_layers("a").values():
+            b.copy_(0.1 * torch.randn(b.shape, generator=draw))
+    base.bump("a")
+
+    @torch.no_grad()
+    def logprobs(k=0):
+        return base.logits(base.forward(ids, None, torch.full((len(ids),), k))).float().log_softmax(-1)
+
+    return logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "llava", "llama4"])
+def test_an_adapter_of_the_class_that_reads_images_acts_in_the_class_for_text_and_back(kind, tmp_path):
+    whole = SharedBase.load(with_images(kind, tmp_path / "whole"), device="cpu", dtype="float32")
+    text = SharedBase.load(text_alone(tmp_path / "whole", tmp_path / "text"), device="cpu", dtype="float32")
+    assert type(whole.model).__name__.endswith("ForConditionalGeneration")
+    assert type(text.model).__name__.endswith("ForCausalLM")
+    ids = torch.randint(5, VOCAB, (2, 9))
+    in_whole, in_text = trained(whole, ids), trained(text, ids)
+    whole.save_adapter("a", tmp_path / "of_whole")
+    text.save_adapter("a", tmp_path / "of_text")
+    text.load_adapter("b", tmp_path / "of_whole")
+    whole.load_adapter("b", tmp_path / "of_text")
+    assert (in_text(1) - in_whole(0)).abs().max() < 1e-4 < (in_text(0) - in_text(-1)).abs().max()
+    assert (in_whole(1) - in_text(0)).abs().max() < 1e-4
+
+
+def of_another_class(folder, target, begin, **more):
+    """An adapter's folder under other names of its layers."""
+    from safetensors.torch import load_file, save_file
+
+    target.mkdir()
+    weights = {key.replace("base_model.model.model.", f"base_model.model.{begin}"): w.contiguous()
+               for key, w in load_file(folder / "adapter_model.safetensors").items()}  # fmt: skip
+    save_file(weights | {key: torch.zeros(4, 4) for key in more.pop("keys", ())}, target / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text()) | more
+    (target / "adapter_config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("begin", ["model.language_model.", "language_model.model.", "thinker.model.", ""])
+def test_layers_of_other_names_are_the_same_layers(begin, tmp_path):
+    base, ids = tiny_base("llama"), torch.randint(5, VOCAB, (2, 9))
+    logprobs = trained(base, ids)
+    base.save_adapter("a", tmp_path / "a")
+    layer = f"{begin}layers.1.mlp.up_proj"
+    base.load_adapter("b", of_another_class(tmp_path / "a", tmp_path / "b", begin))
+    assert torch.equal(logprobs(0), logprobs(1))
+    # Settings of single layers name them as the folder does.
+    single = of_another_class(tmp_path / "a", tmp_path / "c", begin, alpha_pattern={f"^{re.escape(layer)}$": 64})
+    base.load_adapter("c", single)
+    scalings = {path: scaling for path, (_, scaling) in base.records["c"].layers.items()}
+    assert scalings.pop("model.layers.1.mlp.up_proj") == 8.0 and set(scalings.values()) == {2.0}
+
+
+@pytest.mark.parametrize(("begin", "keys", "words"), [
+    ("model.language_model.", ["model.visual.blocks.0.attn.qkv"], "reads images or sound"),
+    ("model.", ["model.vision_tower.encoder.layers.0.self_attn.q_proj"], "reads images or sound"),
+    ("model.", ["audio_tower.layers.0.self_attn.q_proj"], "reads images or sound"),
+    ("transformer.decoder.", ["lm_head"], "linear layer"),
+    ("", ["model.layers.0.mlp.experts.0.up_proj"], "expected LoRA of a linear layer"),
+])  # fmt: skip
+def test_layers_that_are_not_of_the_text_are_refused_in_a_sentence(begin, keys, words, tmp_path):
+    base = tiny_base("llama")
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    keys = [f"base_model.model.{key}.lora_A.weight" for key in keys]
+    folder = of_another_class(tmp_path / "a", tmp_path / "b", begin, keys=keys)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        base.load_adapter("b", folder)
+    assert "\n" not in str(caught.value) and "b" not in base.adapters
+
+
+def test_a_tower_for_images_alone_is_no_text(tmp_path):
+    base = tiny_base("llama")
+    base.add_adapter("a", LoraSpec(targets=("q_proj",)), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    with pytest.raises(CheckpointError, match="reads images or sound"):
+        base.load_adapter("b", of_another_class(tmp_path / "a", tmp_path / "b", "vision_tower.encoder."))
+
+
+@pytest.mark.parametrize(("of", "on"), [("qwen3", "qwen3_moe"), ("qwen3_moe", "qwen3"), ("gpt2", "llama"),
+                                        ("qwen3_next", "qwen3"), ("qwen3", "glm4_moe")])  # fmt: skip
+def test_another_class_with_other_layers_is_refused_in_a_sentence(of, on, tmp_path):
+    bases = []
+    for kind in (of, on):
+        tiny(kind).save_pretrained(tmp_path / kind)
+        tiny_tokenizer().save_pretrained(tmp_path / kind)
+        bases.append(SharedBase.load(str(tmp_path / kind), device="cpu", dtype="float32"))
+    bases[0].add_adapter("a", LoraSpec(), seed=0)
+    bases[0].save_adapter("a", tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"expected (plain )?LoRA") as caught:
+        bases[1].load_adapter("a", tmp_path / "a")
+    assert len(str(caught.value)) < 700 and not bases[1].adapters
