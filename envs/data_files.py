@@ -13,6 +13,7 @@ from typing import Any
 
 from mafrt.core import reading
 from mafrt.core.errors import DataError
+from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.text import clean_deep, error_line
 
 MOST_MIB = 4096
@@ -67,6 +68,14 @@ def json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             raise DataError(f"{path}, line {number}: is not JSON ({error.msg}, column {error.colno})") from error
         except ValueError as error:
             raise DataError(f"{path}, line {number}: is not JSON that can be used ({error_line(error)})") from error
+
+
+def line_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """`FILE, line 3` and its value, of JSON lines, or of the rows of a data set's folder. Raises DataError."""
+    if is_dataset(path):
+        yield from dataset_rows(path)
+    else:
+        yield from ((f"{path}, {place}", value) for place, value in json_lines(path, read_text(path)))
 
 
 def clean_record(where: str, record: Any) -> Any:

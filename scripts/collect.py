@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.schema import at_least, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
-from mafrt.core.reading import is_file_writable
+from mafrt.core.hf_datasets import is_dataset, load_datasets, write_dataset
+from mafrt.core.reading import is_file_writable, is_writable
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
 from mafrt.scripts.reporting.episodes import read_episodes
+from mafrt.scripts.reporting.run_data import finite
 
 if TYPE_CHECKING:
     from mafrt.scripts.reporting.episodes import Recorded
@@ -31,11 +33,14 @@ class CollectSettings:
     output: str = "collected.jsonl"
     """file to write"""
     overwrite: bool = False
-    """replace the file if it exists"""
-    layout: Literal["messages", "prompt_completion"] = "messages"
-    """a line holds the whole chat, or prompt and completion apart, of which TRL trains the completion only"""
-    min_score: float = 1.0
-    """least score of an episode: its outcome, or the sum of its rewards"""
+    """replace the file, or the data set's folder, if it exists"""
+    dataset: bool = False
+    """write a folder that load_from_disk of Hugging Face's datasets reads, in place of a file"""
+    layout: Literal["messages", "prompt_completion", "turns"] = "messages"
+    """a line holds the whole chat; or prompt and completion apart, of which TRL trains the completion only; or any turn
+    with its rewards and its place in the episode"""
+    min_score: float | None = None
+    """least score of an episode, its outcome or the sum of its rewards; default: 1, and any with --layout turns"""
     min_paid: float | None = None
     """least reward paid to a turn; default: any"""
     agent: tuple[str, ...] = ()
@@ -47,6 +52,10 @@ class CollectSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "per_task")
+
+    @property
+    def least(self) -> float | None:
+        return 1.0 if self.min_score is None and self.layout != "turns" else self.min_score
 
 
 PLAYS_NOTHING = (
@@ -65,15 +74,19 @@ COMMAND = Command(
 def collect(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(CollectSettings)
     folders = run_folders(settings.runs, "collect")
-    target = Path(settings.output).expanduser()
+    target = Path(settings.output.removesuffix(".jsonl") if settings.dataset else settings.output).expanduser()
     if target.exists() and not settings.overwrite:
         raise ConfigError(f"output {target} exists; give another name, or replace it with --overwrite.")
-    if why := is_file_writable(target):
+    if settings.dataset and target.exists() and not is_dataset(target):
+        raise ConfigError(f"output {target} holds no data set, so it is not replaced; give another name.")
+    if why := is_writable(target.absolute().parent) if settings.dataset else is_file_writable(target):
         raise ConfigError(f"output {target} cannot be written ({why}); give another name.")
+    if settings.dataset:
+        load_datasets()
     problems: list[str] = []
     seen: set[str] = set()
     agents: set[str] = set()
-    lines: list[str] = []
+    rows: list[dict[str, Any]] = []
     unseen = 0
     for folder in folders:
         recorded = list(read_episodes(folder, problems))
@@ -83,25 +96,31 @@ def collect(argv: Sequence[str]) -> int:
                 if not wanted(turn, settings):
                     continue
                 prompt = prompt_of(turn, episode)
+                if settings.layout == "turns":
+                    rows.append(turn_row(turn, prompt, episode, str(folder)))
+                    continue
                 if prompt is None:
                     unseen += 1
                     continue
-                line = json.dumps(row(turn, prompt, episode, settings.layout), ensure_ascii=False)
                 # Without the score, or the same answer from two episodes would weigh twice.
                 key = json.dumps([turn.get("agent"), prompt, turn["text"]])
                 if key not in seen:
                     seen.add(key)
-                    lines.append(line)
+                    rows.append(row(turn, prompt, episode, settings.layout))
     for problem in problems:
         print(problem, file=sys.stderr)
     if unseen:
         print(
             f"{unseen} turns are left out: their observations are not recorded (--transcript_share).", file=sys.stderr
         )
-    if not lines:
+    if not rows:
         raise ConfigError(nothing_found(folders, agents, settings))
-    write_atomic(target, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
-    print(f"{len(lines)} different turns in {target}.")
+    if settings.dataset:
+        write_dataset(rows, target)
+    else:
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        write_atomic(target, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    print(f"{len(rows)} {'turns' if settings.layout == 'turns' else 'different turns'} in {target}.")
     return 0
 
 
@@ -112,7 +131,8 @@ def nothing_found(folders: Sequence[Path], agents: set[str], settings: CollectSe
     for name in settings.agent or ():
         if name not in agents:
             return unknown("agent", name, sorted(agents))
-    return f"no turn passes the filters; lower --min_score ({settings.min_score:g}) or choose another --kind."
+    lower = "" if settings.least is None else f"lower --min_score ({settings.least:g}) or "
+    return f"no turn passes the filters; {lower}choose another --kind."
 
 
 def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Recorded]:
@@ -120,7 +140,8 @@ def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Reco
     good = [
         episode
         for episode in episodes
-        if settings.kind in ("all", episode.kind) and episode.score is not None and episode.score >= settings.min_score
+        if settings.kind in ("all", episode.kind)
+        and (settings.least is None or (episode.score is not None and episode.score >= settings.least))
     ]
     if not settings.per_task:
         return good
@@ -138,7 +159,7 @@ def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Reco
 def wanted(turn: dict[str, Any], settings: CollectSettings) -> bool:
     if settings.agent and turn.get("agent") not in settings.agent:
         return False
-    if not isinstance(turn.get("text"), str) or turn.get("stop") == "length":
+    if not isinstance(turn.get("text"), str) or (turn.get("stop") == "length" and settings.layout != "turns"):
         return False  # a cut answer teaches to stop in the middle
     paid = turn.get("paid")
     return settings.min_paid is None or (isinstance(paid, (int, float)) and paid >= settings.min_paid)
@@ -165,6 +186,23 @@ def row(turn: dict[str, Any], prompt: list[dict[str, str]], episode: Recorded, l
     answer = [{"role": "assistant", "content": turn["text"]}]
     chat = {"messages": prompt + answer} if layout == "messages" else {"prompt": prompt, "completion": answer}
     return {**chat, "agent": str(turn.get("agent")), "score": episode.score, "iteration": episode.iteration}
+
+
+def turn_row(turn: dict[str, Any], prompt: list[dict[str, str]] | None, episode: Recorded, run: str) -> dict[str, Any]:
+    """A turn with its rewards and its place, in fields that all turns have."""
+    content = episode.content
+    return {
+        **{"run": run, "kind": episode.kind, "iteration": episode.iteration, "episode": episode.number},
+        "task": str((content.get("info") or {}).get("task") or episode.group),
+        **{"turn": turn.get("turn"), "agent": str(turn.get("agent")), "prompt": prompt, "answer": turn["text"]},
+        **{name: _float(turn.get(name)) for name in ("reward", "paid")},
+        **{"stop": turn.get("stop"), "outcome": _float(content.get("outcome")), "score": episode.score},
+    }
+
+
+def _float(value: object) -> float | None:
+    number = finite(value)
+    return None if number is None else float(number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

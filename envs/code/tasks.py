@@ -21,7 +21,7 @@ from mafrt.core.errors import DataError
 from mafrt.core.reading import parse_json
 from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.envs.code.inside.moving import CannotMove, encode
-from mafrt.envs.data_files import clean_record, json_lines, read_text
+from mafrt.envs.data_files import clean_record, line_records
 
 SHIPPED = Path(__file__).parent / "data"
 SETS = ("functions", "programs")
@@ -131,8 +131,7 @@ def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tup
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for place, record in json_lines(path, read_text(path)):
-        where = f"{path}, {place}"
+    for where, record in line_records(path):
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected an object, found {brief(record)}")
         yield where, clean_record(where, record)

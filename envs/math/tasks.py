@@ -19,6 +19,7 @@ from typing import Any
 
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.text import brief, error_line
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
 from mafrt.envs.math import arithmetic, stories
@@ -45,15 +46,15 @@ class Task:
 
 
 def load_tasks(
-    source: str | Path | None = None,
+    source: Any = None,
     *,
     problem_field: str | None = None,
     answer_field: str | None = None,
     split: str = "train",
     needs_answer: bool = True,
 ) -> tuple[Task, ...]:
-    """All tasks of `source`: a file, a folder, a Hugging Face data set id, `stories:SPLIT`
-    (`stories.py`), or `arithmetic:SPLIT` (`arithmetic.py`).
+    """All tasks of `source`: a file, a folder, a Hugging Face data set id, a `Dataset` or `DatasetDict` (also a folder
+    of `save_to_disk`), `stories:SPLIT` (`stories.py`), or `arithmetic:SPLIT` (`arithmetic.py`).
 
     None: the shipped word problems.
 
@@ -74,7 +75,11 @@ def load_tasks(
         return tuple(Task(f"{source}:{n}", problem, answer) for n, (problem, answer) in enumerate(pairs))
     if str(source).startswith(stories.PREFIX):
         return _story_tasks(str(source))
-    path, fields = Path(source), _Fields(problem_field, answer_field, needs_answer)
+    fields = _Fields(problem_field, answer_field, needs_answer)
+    if is_dataset(source):
+        name = Path(source).name if isinstance(source, (str, os.PathLike)) else "dataset"
+        return tuple(_make_tasks(name, "", dataset_rows(source, split), fields))
+    path = Path(source)
     if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
@@ -113,7 +118,7 @@ class _Fields:
 def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> list[Task]:
     tasks = []
     for number, (where, record) in enumerate(records):
-        here = f"{shown}, {where}"
+        here = f"{shown}, {where}" if shown else where
         record = clean_record(here, record)
         if not isinstance(record, Mapping):
             raise DataError(f"{here}: expected an object with a problem and an answer, found {brief(record)}")
@@ -133,7 +138,9 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
         left_out = (problem_key, answer_key) if fields.needs_answer else ()
         tasks.append(Task(f"{name}:{number}", problem, answer, {k: v for k, v in record.items() if k not in left_out}))
     if not tasks:
-        raise DataError(f"{shown}: holds no records; expected at least one with a problem and an answer")
+        raise DataError(
+            f"{shown or 'the data set'}: holds no records; expected at least one with a problem and an answer"
+        )
     return tasks
 
 
@@ -203,6 +210,8 @@ def _problem_text(here: str, key: str, value: Any) -> str:
 
 
 def file_records(path: Path) -> Records:
+    if is_dataset(path):
+        return ((where.rpartition(", ")[2], row) for where, row in dataset_rows(path))
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_records(path)

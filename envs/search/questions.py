@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError
+from mafrt.core.hf_datasets import is_dataset
 from mafrt.core.text import brief
 from mafrt.envs.data_files import clean_record
 from mafrt.envs.math.tasks import file_records, value_at
@@ -89,7 +90,7 @@ def passages_of(questions: Sequence[Question]) -> tuple[Passage, ...]:
 
 
 def _records(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not os.path.exists(source) or os.path.isdir(source):
+    if not os.path.exists(source) or (os.path.isdir(source) and not is_dataset(source)):
         raise DataError(f"data file {source} does not exist, or is a folder; give a JSON, JSONL or Parquet file")
     for where, record in file_records(Path(source)):
         here = f"{source}, {where}"

@@ -21,6 +21,7 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
 from mafrt.core.text import brief, clean_deep, error_line
@@ -76,17 +77,21 @@ class RecordPasses:
                 raise ConfigError(f"{name} is {value}; choose a value of at least 1.")
 
 
-def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:
-    """The records of JSONL files, in order, with one answer per name in `fields`. Fields of other names are ignored.
+def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:
+    """The records of JSONL files and of Hugging Face's data sets (`mafrt.core.hf_datasets`), in order, with one answer
+    per name in `fields`. Fields of other names are ignored.
 
     Raises:
         DataError: a file that cannot be read or is empty, or a record that lacks a field, has a field of a wrong
             type, has two equal answers, or names an agent that `team` does not have; it names file and line.
     """
     groups: list[tuple[Answer, ...]] = []
-    for path in map(Path, paths):
+    for path in paths:
         before = len(groups)
-        for where, written in lines(path):
+        of_dataset = (
+            ((where, _filled(clean_deep(row))) for where, row in dataset_rows(path)) if is_dataset(path) else ()
+        )
+        for where, written in of_dataset or lines(Path(path)):
             record = in_our_layout(written, fields)
             agent, seen = agent_of(where, record, team), _seen(where, record)
             texts = [text_of(where, record, name, empty=name == "rejected") for name in fields]
@@ -94,8 +99,16 @@ def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team 
                 raise DataError(f"{where}: {' and '.join(fields)} are the same text; nothing can be learnt from that")
             groups.append(tuple(Answer(agent, seen, text, where) for text in texts))
         if len(groups) == before:
-            raise DataError(f"{path}: holds no records; expected lines of {{agent, prompt, {', '.join(fields)}}}")
+            name = "the data set" if is_dataset(path) else path
+            raise DataError(f"{name}: holds no records; expected lines of {{agent, prompt, {', '.join(fields)}}}")
     return groups
+
+
+def _filled(row: Any) -> Any:
+    """A row of a data set without the fields that other rows have and it has not, nested ones included."""
+    if isinstance(row, dict):
+        return {name: _filled(value) for name, value in row.items() if value is not None}
+    return [_filled(value) for value in row] if isinstance(row, list) else row
 
 
 def encode(answers: Sequence[tuple[Answer, ...]], team: Team, tokenizer: Any) -> list[Record]:

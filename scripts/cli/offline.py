@@ -45,13 +45,13 @@ class OfflineSettings:
     """Training records."""
 
     records_path: tuple[str, ...] = ()
-    """JSONL files of records, see docs/dpo_sft.md"""
+    """JSONL files of records, or folders of a Dataset's save_to_disk, see docs/dpo_sft.md"""
     episodes_path: tuple[str, ...] = ()
     """run directories with recorded episodes to learn from"""
     return_of: Literal["episode", "agent"] = "episode"
     """a recorded turn's return: the episode's score, or the agent's own rewards from that turn on"""
     eval_records_path: tuple[str, ...] = ()
-    """JSONL files of held-out records, measured before and after training"""
+    """such files of held-out records, measured before and after training"""
     skip_too_long: bool = False
     """leave out records that do not fit into the context window, instead of refusing them"""
     context_window: int | None = None

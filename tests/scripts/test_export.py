@@ -7,6 +7,7 @@ import http.server
 import json
 import re
 import shutil
+import sys
 import threading
 
 import pytest
@@ -21,6 +22,7 @@ from mafrt.scripts import collect, export, train_math
 from mafrt.scripts.exporting import hub as exported_hub
 from mafrt.scripts.exporting.gguf_adapters import modelfile, write_gguf_adapter
 from mafrt.scripts.exporting.scores import interval
+from mafrt.scripts.reporting.episodes import read_episodes
 
 SHORT = [
     "--iterations",
@@ -249,6 +251,33 @@ def test_collect_replaces_no_file(run, tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text("precious")
     assert collect.main([str(run), "--output", str(tmp_path / "mine.jsonl")]) == 2
     assert "exists" in capsys.readouterr().err and (tmp_path / "mine.jsonl").read_text() == "precious"
+
+
+def test_the_turns_of_a_run_are_a_data_set(run, tmp_path, capsys, monkeypatch):
+    from datasets import load_from_disk
+
+    folder = tmp_path / "turns"
+    asked = [str(run), "--layout", "turns", "--kind", "all", "--dataset", "--output", str(folder)]
+    assert collect.main(asked) == 0
+    rows, problems = load_from_disk(str(folder)), []
+    turns = [turn for episode in read_episodes(run, problems) for turn in episode.turns]
+    assert [row["answer"] for row in rows] == [turn["text"] for turn in turns] and not problems
+    assert [row["reward"] for row in rows] == [turn["reward"] for turn in turns]
+    assert {row["kind"] for row in rows} > {"train"} and {row["prompt"][-1]["role"] for row in rows} == {"user"}
+    assert all(row["agent"] and row["score"] is not None for row in rows)
+    # The same as lines, and of one agent.
+    assert collect.main([*asked[:5], "--output", str(tmp_path / "turns.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
+    assert lines == rows.to_list()
+    assert collect.main(asked) == 2 and "exists" in capsys.readouterr().err
+    assert collect.main([*asked, "--overwrite", "--agent", rows[0]["agent"]]) == 0
+    assert {row["agent"] for row in load_from_disk(str(folder))} == {rows[0]["agent"]}
+    (tmp_path / "mine").mkdir()
+    assert collect.main([*asked[:-1], str(tmp_path / "mine"), "--overwrite"]) == 2
+    assert "no data set" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert collect.main([*asked[:-1], str(tmp_path / "new")]) == 2
+    assert "writing a data set needs a package" in capsys.readouterr().err
 
 
 @pytest.mark.slow
