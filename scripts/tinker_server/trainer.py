@@ -103,6 +103,8 @@ class Trainer:
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._waiting: dict[object, deque[Job]] = {}
         self._last_s, self._closing = 0.0, False
+        self._copies: list[Tensor] = []
+        self._copied_shapes: tuple[Any, ...] = ()
         threads = torch.get_num_threads()
 
         def run() -> None:
@@ -213,7 +215,7 @@ class Trainer:
     def _add_gradients(self, adapter: Adapter, owner: object, failed: dict[object, Exception]) -> None:
         parameters = self.base.adapter_parameters(adapter.slot)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if not bool(torch.isfinite(largest(grads))):
+        if not bool(torch.isfinite(_largest(grads))):
             failed[owner] = refused("the gradient is not finite; lower the learning rate or the weights of the loss")
         elif adapter.gradients is None:
             # A copy, since the gradients of all adapters of a pass may share one block of memory.
@@ -362,7 +364,7 @@ class Trainer:
         if optimizer is not None and optimizer.state:
             kept += [optimizer.state[p][name] for p in parameters for name in MOMENTS]
             kept += [optimizer.state[p]["step"] for p in parameters]
-        before = [copies(part) for part in (kept[: len(parameters)], kept[len(parameters) :]) if part]
+        before = self._copied(kept)
         if adapter.optimizer is None:
             adapter.optimizer = make_optimizer(
                 parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda")
@@ -380,9 +382,9 @@ class Trainer:
             for parameter in parameters:
                 parameter.grad = None
             # NaN compares as False.
-            if not float(largest(parameters)) <= LARGEST_WEIGHT:
+            if not float(_largest(parameters)) <= LARGEST_WEIGHT:
                 with torch.no_grad():
-                    for own, value in zip(kept, [value for part in before for value in part], strict=True):
+                    for own, value in zip(kept, before, strict=True):
                         own.copy_(value)
                 if len(kept) == len(parameters):
                     adapter.optimizer.state.clear()
@@ -393,6 +395,15 @@ class Trainer:
                 )
             self.base.bump(adapter.slot)
         return {"grad_norm:mean": float(norm)}
+
+    @torch.no_grad()
+    def _copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies, which the next call overwrites: new memory for each step would take longer than the step."""
+        shapes = tuple((t.shape, t.device) for t in tensors)
+        if shapes != self._copied_shapes:
+            self._copies, self._copied_shapes = [torch.empty_like(t) for t in tensors], shapes
+        torch._foreach_copy_(self._copies, list(tensors))
+        return self._copies
 
     def moments(self, adapter: Adapter) -> dict[str, Tensor]:
         """The optimizer's state as tensors by name, for a file; empty before the first step."""
@@ -454,3 +465,11 @@ def set_moments(
             "step": torch.tensor(step, dtype=torch.float32, device=p.device if p.device.type == "cuda" else "cpu"),
             **{name: moments[f"{name}.{n}"].to(p.device, p.dtype).clone() for name in MOMENTS},
         }
+
+
+def _largest(tensors: Sequence[Tensor]) -> Tensor:
+    """`largest`; on a CPU of all numbers in one row, since the norm of one tensor after the other takes longer."""
+    if any(t.device.type != "cpu" for t in tensors):
+        return largest(tensors)
+    low, high = torch.cat([t.detach().flatten() for t in tensors]).aminmax()
+    return torch.maximum(-low, high)
