@@ -213,6 +213,25 @@ def test_sixteen_clients_at_once_cost_the_passes_of_one_with_all_rows(tmp_path):
         server.close()
 
 
+def test_a_step_that_is_refused_leaves_its_adapter_as_it_was(served, monkeypatch):
+    """Before its first step and after one, with steps of another adapter in between."""
+    client = Client(served)
+    data = [datum(ROWS[0][:-1], ROWS[0][1:], weights=[1.0] * 23)]
+    models = [client.model(seed=n) for n in range(2)]
+    for model in models * 2:
+        client.learn(model, data)
+        before = [client.learn(each, data, backward=False)[0] for each in models]
+        monkeypatch.setattr("mafrt.scripts.tinker_server.trainer.LARGEST_WEIGHT", 5.0)
+        with pytest.raises(RuntimeError, match="the adapter is as it was"):
+            client.step(model, learning_rate=10.0)
+        monkeypatch.undo()
+        assert [client.learn(each, data, backward=False)[0] for each in models] == before
+        client.learn(model, data)
+        client.step(model, learning_rate=1e-2)
+        after = [client.learn(each, data, backward=False)[0] for each in models]
+        assert [a < b for a, b in zip(after, before, strict=True)] == [each == model for each in models]
+
+
 def test_several_targets_a_position_and_sparse_ones(served):
     client = Client(served)
     model, tokens = client.model(), ROWS[2][:5]
