@@ -287,10 +287,8 @@ def read(
     config, tensors = _read_files(folder)
     begin, own = _beginnings(tensors, linear_paths, experts)
     # The settings are read under the folder's own names, which are of the text alone.
-    shapes, fused = (
-        {begin + path.removeprefix(own): size for path, size in paths.items() if path.startswith(own)}
-        for paths in (linear_paths, experts)
-    )
+    shapes = {begin + path.removeprefix(own): size for path, size in linear_paths.items() if path.startswith(own)}
+    fused = {begin + path.removeprefix(own): size for path, size in experts.items() if path.startswith(own)}
     _refuse_unlike(config, folder, fused)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
     if begin != own:
