@@ -12,7 +12,9 @@ prompt and answer token once through the blocks in play, and in learning forward
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from bench import _measure
 from bench._bars import over_trl
 from bench._gpu import roofline
 from bench._measure import positive
+from bench._shapes import SHAPES, write_random_base
 from bench._trl import Trl, Work
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
@@ -55,6 +58,13 @@ register_engine(ENDLESS, endless)
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
     args = _parser().parse_args(argv)
+    shape = {k: getattr(args, k) for k in ("model", "prompts", "samples", "tokens", "rank", "dtype", "device")}
+    with tempfile.TemporaryDirectory() as folder:
+        args.model = write_random_base(args.model, args.layers, Path(folder))
+        return _run(args, shape if args.layers is None else {**shape, "layers": args.layers})
+
+
+def _run(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
     work_offline_if_unreachable(args.model)
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as every command of this library does
@@ -62,7 +72,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for count in args.adapters:
         rows.append(_measure_one(args, count))
         print(_line(rows[-1]), flush=True)
-    shape = {k: getattr(args, k) for k in ("model", "prompts", "samples", "tokens", "rank", "dtype", "device")}
     return {
         "bench": "iteration",
         "shape": shape,
@@ -83,7 +92,8 @@ def _bars(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str,
 
 def _parser() -> argparse.ArgumentParser:
     parser = StrictParser(prog="mafrt bench iteration", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="teaching-base", help="the base, for example smollm2")
+    parser.add_argument("--model", default="teaching-base", help=f"the base, such as smollm2, or {', '.join(SHAPES)}")
+    parser.add_argument("--layers", type=positive, help="of a random base (Qwen3.5: 4 or more); default: all")
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4], help="numbers of agents K")
     parser.add_argument("--prompts", type=positive, default=4, help="prompts per agent")
     parser.add_argument("--samples", type=positive, default=8, help="answers to each prompt")
