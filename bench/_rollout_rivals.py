@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def logits_after(model: Any, request: Request, ids: list[int], device: str) -> T
     whole = torch.tensor([[*request.prompt_ids, *ids[:-1]]], device=device)
     with torch.no_grad():
         hidden = model.model(input_ids=whole, use_cache=False).last_hidden_state
-        return model.lm_head(hidden[0, len(request.prompt_ids) - 1 :])
+        return cast(torch.Tensor, model.lm_head(hidden[0, len(request.prompt_ids) - 1 :]))
 
 
 def check_greedy(base: SharedBase, requests: Sequence[Request], ours: Tokens, rivals: dict[str, Tokens]) -> int:
@@ -119,7 +119,7 @@ def _generated(model: Any, padded: tuple[Tensor, Tensor], steps: int, **more: An
     ids, mask = padded
     settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": steps, **more}
     out = model.generate(input_ids=ids, attention_mask=mask, **settings)
-    return out[:, ids.shape[1] :].tolist()
+    return list(out[:, ids.shape[1] :].tolist())
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,8 @@ from typing import Any
 
 from bench import _measure
 from bench._measure import positive
-from mafrt.config.agent import LoraSpec
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec, LoraSpec
+from mafrt.config.team import Team
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.environment.base import Env

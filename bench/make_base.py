@@ -140,7 +140,7 @@ def corpus(seed: int, count: int, careful_share: float) -> list[str]:
     ]
 
 
-def card(figures: dict) -> str:
+def card(figures: dict[str, Any]) -> str:
     """The model card; the rates and their meanings are read from the demonstrators themselves."""
     [definition] = ast.parse(inspect.getsource(solutions.Carelessness)).body
     assert isinstance(definition, ast.ClassDef)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.scripts.main import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = """usage: mafrt completion bash|zsh|fish

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder

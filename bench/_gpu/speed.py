@@ -60,7 +60,7 @@ def step_bytes(base: SharedBase, shape: ModelShape, rows: int, context: int) -> 
     """Bytes that one decode step cannot avoid to read."""
     number = base.model.dtype.itemsize
     weights = shape.block_weights + shape.vocabulary * shape.hidden
-    return number * (weights + 2.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim)
+    return float(number) * (weights + 2.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim)
 
 
 def _requests(shape: ModelShape, context: int, rows: int, adapters: int, steps: int) -> list[Request]:

@@ -286,4 +286,5 @@ SHARES: tuple[tuple[Callable[[random.Random, Problem, Carelessness], Document], 
 def document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     """One document of the corpus about `problem`, in a format drawn by its share."""
     makers, weights = zip(*SHARES, strict=True)
-    return rng.choices(makers, weights)[0](rng, problem, rates)
+    made: Document = rng.choices(makers, weights)[0](rng, problem, rates)
+    return made

@@ -7,6 +7,8 @@ Matrices of one shape are handled in one batch, since each alone is too small to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 # Quintic Newton-Schulz coefficients of the source: steep at zero, and within [.7, 1.2] after 5 steps.
@@ -22,17 +24,20 @@ def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    found: torch.Tensor = x.mT if tall else x
+    return found
 
 
 class Muon(torch.optim.Optimizer):
     """For hidden weight matrices only; embeddings and vectors belong to AdamW."""
 
-    def __init__(self, params, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Iterable[torch.nn.Parameter], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
             for parameter in group["params"]:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.extras import install
@@ -358,7 +358,7 @@ class Bench:
 
         # A deadline or a lack of memory may be the machine's fault, and is not held against the next one.
         keep = lambda result: result[0].status in ("ok", "error")  # noqa: E731
-        return self.memo.get(_key(code, files, fetch), work, size, keep)
+        return cast(tuple[Execution, dict[str, bytes]], self.memo.get(_key(code, files, fetch), work, size, keep))
 
 
 @cache

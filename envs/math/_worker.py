@@ -125,7 +125,7 @@ def main() -> None:
     config = [LatexExtractionConfig(boxed_match_priority=0)]
 
     def read(answer: str) -> list[Any]:
-        return parse(f"\\boxed{{{answer}}}", extraction_config=config, parsing_timeout=None)
+        return list(parse(f"\\boxed{{{answer}}}", extraction_config=config, parsing_timeout=None))
 
     def compare(given: str, reference: str) -> bool:
         return bool(verify(read(reference), read(given), timeout_seconds=None))

@@ -231,7 +231,7 @@ def same_bases(given: str, reference: str) -> tuple[str, str] | None:
 def _without_bases(answer: str) -> tuple[str, list[int]]:
     bases = []
 
-    def plain(match: re.Match) -> str:
+    def plain(match: re.Match[str]) -> str:
         name = re.search(rf"({_BASE})[\s)}}]*$", match[0])[1]  # type: ignore[index]  # the pattern ends with one
         base = _BASE_NAMES.index(name) + 2 if name in _BASE_NAMES else 16 if name == "sixteen" else int(name)
         # C_5 is a name, and 5C_2 are combinations.

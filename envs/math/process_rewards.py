@@ -176,7 +176,7 @@ def steps_of(text: str, problem: str) -> list[WrittenStep]:
         first, second = Fraction(left), Fraction(right)
         result, starts = _apply(sign, first, second), bool({first, second} & known)
         holds = result == Fraction(stated)
-        idle = second == (0 if sign in "+-" else 1) or (sign, first) in (("+", 0), ("*", 1))
+        idle = second == (0 if sign in "+-" else 1) or (sign, first) in (("+", Fraction(0)), ("*", Fraction(1)))
         steps.append(WrittenStep((first, sign, second), result, holds, starts, idle, written in asserted))
         if holds:
             known.add(Fraction(stated))

@@ -144,7 +144,7 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
     return tasks
 
 
-def _answer_field(here: str, record: Mapping, fields: _Fields) -> str | None:
+def _answer_field(here: str, record: Mapping[str, Any], fields: _Fields) -> str | None:
     """The field of the answer; None where there is none and none is needed."""
     if fields.answer is None:
         nested = next((name for name in NESTED_ANSWERS if value_at(record, name) is not None), None)
@@ -154,7 +154,7 @@ def _answer_field(here: str, record: Mapping, fields: _Fields) -> str | None:
     return _field(here, record, "answer", fields.answer, ANSWER_FIELDS)
 
 
-def value_at(record: Mapping, name: str) -> Any:
+def value_at(record: Mapping[str, Any], name: str) -> Any:
     """The value of a field, or of a nested one (`a.b`); None where there is none."""
     if name in record:
         return record[name]
@@ -184,7 +184,7 @@ def answer_text(value: Any) -> str:
     return (value if answer is None else answer).strip()
 
 
-def _field(here: str, record: Mapping, what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
+def _field(here: str, record: Mapping[str, Any], what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
     has = f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
     if wanted is not None:
         if wanted not in record and value_at(record, wanted) is None:

@@ -110,7 +110,7 @@ class TextArena(Env):
             try:
                 with self._own_chance():
                     copy.deepcopy(self._fresh).reset(num_players=count, seed=0)
-                return count
+                return int(count)
             except Exception as error:
                 why = f"{type(error).__name__}: {error_line(error)}"
         with_so_many = "" if asked is None else f" with {asked} players"

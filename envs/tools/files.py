@@ -14,7 +14,8 @@ from typing import Any
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import read_file
 from mafrt.core.text import readable
-from mafrt.envs.tools.base import Failed, Files, Tool, Toolbox, parameters
+from mafrt.envs.tools.base import Files, Tool, Toolbox, parameters
+from mafrt.envs.tools.failed import Failed
 
 QUOTA_MIB = 16
 MOST_FILES = 64

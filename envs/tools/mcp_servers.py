@@ -30,7 +30,8 @@ from mafrt.core import reading
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import brief, error_line
-from mafrt.envs.tools.base import Failed, Tool, Toolbox
+from mafrt.envs.tools.base import Tool, Toolbox
+from mafrt.envs.tools.failed import Failed
 
 MOST_TOOLS = 128
 """Of one file of servers: all are in every prompt."""

@@ -9,8 +9,9 @@ from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.environment.python_tool import PythonTool
 from mafrt.envs.search.env import RetrieverChoice
-from mafrt.envs.tools.base import Failed, Files, Tool, Toolbox, parameters
+from mafrt.envs.tools.base import Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.calculator import calculator
+from mafrt.envs.tools.failed import Failed
 from mafrt.envs.tools.files import MOST_FILES, QUOTA_MIB, file_tools, read_folder
 from mafrt.envs.tools.mcp_servers import server_tools
 

@@ -294,7 +294,7 @@ def view(name: str) -> View:
         return VIEWS[name]
     if ":" not in name:
         raise ConfigError(f"sees: {unknown('view', name, VIEWS)}")
-    own = load_object(name)
+    own: View = load_object(name)
     if not callable(own):
         raise ConfigError(f"sees {name}: expected a function of (said, agent, names), found {own!r}")
     return own

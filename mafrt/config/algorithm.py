@@ -226,7 +226,7 @@ def algorithm_class(name: str) -> type[AlgorithmSettings]:
     Raises:
         ConfigError: an unknown name (names the nearest), a module that cannot be imported, or another kind of class.
     """
-    cls = REGISTRY.resolve(name)
+    cls: type[AlgorithmSettings] = REGISTRY.resolve(name)
     _check_class(name, cls)
     return cls
 

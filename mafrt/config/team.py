@@ -305,5 +305,5 @@ def _read(path: Path) -> object:
         raise ConfigError(f"is not JSON: {error}") from error
 
 
-def _keys(entry: dict) -> str:
+def _keys(entry: dict[str, Any]) -> str:
     return f"the keys {', '.join(map(repr, entry))}" if entry else "no keys"

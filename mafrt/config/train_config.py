@@ -220,7 +220,7 @@ class RunConfig(TranscriptConfig):
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
         at_least(self, 0, "epochs", "max_rollbacks")
         at_least(self, 1, "keep_last", "eval_samples")
-        if self.report_to == "weave":
+        if str(self.report_to) == "weave":
             raise ConfigError(
                 "report_to is weave, which keeps nothing without its service; use wandb, or trackio for this machine."
             )

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mafrt.core import errors
 from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
@@ -82,7 +82,7 @@ class Processes:
         decision = self.gather(decision)[0]
         if "error" in decision:
             raise unpacked_error(decision["error"])
-        return decision["value"]
+        return cast(T, decision["value"])
 
     def same(self, value: Any, name: str) -> None:
         """Raise ConfigError unless all processes give the same `value` (JSON; of a dict, the first that differs)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ class Siblings:
             if len(self.layers) == 1:
                 # Shaped outside, since autograd lets nobody write to a view that was made inside; Llama 4 does.
                 flat = _AdaptedLinear.apply(x.reshape(-1, x.shape[-1]), self, runs, joined, packed, weight, *pairs)[0]
-                return flat.view(*x.shape[:-1], -1)
+                return cast(Tensor, flat.view(*x.shape[:-1], -1))
             outs = _AdaptedLinear.apply(x, self, runs, joined, packed, weight, *pairs)
         for sibling, result in zip(self.layers, outs, strict=True):
             if sibling is not layer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class CpuCompute(Compute):
         siblings = layer.faster.siblings
         if not siblings.serves():
             return layer.adapted(x, routing)
-        return siblings.output(layer, x, routing, context.packed)
+        return cast(Tensor, siblings.output(layer, x, routing, context.packed))
 
     def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
         longest = max(block.longest for block in rows.packing.blocks)
@@ -116,7 +116,7 @@ def _adapted_by_runs(
     layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting, runs: list[tuple[int, int]]
 ) -> Tensor:
     """`StackedLoRALinear.adapted`, with the products of each adapter for its own tokens alone."""
-    out = layer.base_layer(x)
+    out: Tensor = layer.base_layer(x)
     present = [k for k in routing.present if k in layer.pairs]
     if not present:
         return out

@@ -96,7 +96,8 @@ def window_of(config: Any, kind: str) -> int | None:
 def norm_factors(norm: nn.Module) -> Tensor:
     """`[d]`: the factors of an RMS norm. Gemma's are 1 + weight, in float32 whatever the model's precision is."""
     weight: Any = norm.weight
-    return 1.0 + weight.float() if type(norm).__name__.startswith("Gemma") else weight
+    factors: Tensor = 1.0 + weight.float() if type(norm).__name__.startswith("Gemma") else weight
+    return factors
 
 
 def rms_norm(x: Tensor, factors: Tensor, eps: float) -> Tensor:

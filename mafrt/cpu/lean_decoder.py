@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class LeanDecoder:
         if block.feed is None:  # of the families with experts, none norms their output
             with self.model.base.context.use(self._experts):
                 mixed = block.mlp(h.unsqueeze(0))
-            return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
+            return cast(Tensor, x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0])
         gate_up, down = block.feed
         h = self._product(number, 2, gate_up, h)
         if block.silu:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def rows_attention(query: Tensor, key: Tensor, value: Tensor, rows: Rows, scale:
     Returns:
         `[N, heads, D]`.
     """
-    return _RowsAttention.apply(query, key, value, rows, scale, past)
+    return cast(Tensor, _RowsAttention.apply(query, key, value, rows, scale, past))
 
 
 class _RowsAttention(torch.autograd.Function):

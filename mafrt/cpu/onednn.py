@@ -8,7 +8,7 @@ are not Intel's: on an AMD processor with AVX-512 its products take 2.1 times as
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,8 +41,8 @@ def product(
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None) -> Tensor:
     if weight.is_mkldnn or serves(weight):
         if added is not None:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, bias, "add")
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return cast(Tensor, torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, bias, "add"))
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
     if added is None:
         return F.linear(x, weight, bias)
     out = torch.addmm(added, x, weight.t())

@@ -89,7 +89,7 @@ def _function(dtype: torch.dtype) -> Callable[..., Any] | None:
     lib = library()
     if lib is None or dtype not in _FUNCTIONS:
         return None
-    function = getattr(lib, _FUNCTIONS[dtype], None)
+    function: Callable[..., Any] | None = getattr(lib, _FUNCTIONS[dtype], None)
     if function is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_long

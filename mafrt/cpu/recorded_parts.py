@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +65,10 @@ class _RecordedMlp(_Recorded, nn.Module):
 
     def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
         if more or words or not torch.is_grad_enabled():
-            return super().forward(x, *more, **words)
+            return cast(Tensor, super().forward(x, *more, **words))
         gate, up = self.gate_proj(x), self.up_proj(x)
         records = (gate.requires_grad or up.requires_grad) and learn_rows.serves(gate, up)
-        return self.down_proj(_SwiGlu.apply(gate, up) if records else F.silu(gate) * up)
+        return cast(Tensor, self.down_proj(_SwiGlu.apply(gate, up) if records else F.silu(gate) * up))
 
 
 def _is_swiglu(module: nn.Module) -> bool:
@@ -120,8 +120,8 @@ def _with_rotary(kind: Any) -> type[nn.Module] | None:
 
     def rotary(q: Tensor, k: Tensor, cosine: Tensor, sine: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if args or kwargs or not _suits(q, k, cosine, sine):
-            return theirs(q, k, cosine, sine, *args, **kwargs)
-        return _Rotary.apply(q, k, cosine, sine)
+            return cast(tuple[Tensor, Tensor], theirs(q, k, cosine, sine, *args, **kwargs))
+        return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cosine, sine))
 
     own = FunctionType(
         forward.__code__,

@@ -12,7 +12,7 @@ sum of the squares has another order. A pass that records nothing is the module'
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,11 +68,11 @@ class _Recorded(nn.Module):
 
     def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
         if more or words:  # a gate, where the norm has one
-            return super().forward(x, *more, **words)
+            return cast(Tensor, super().forward(x, *more, **words))
         records = torch.is_grad_enabled() and x.requires_grad and not self.weight.requires_grad
         if records and learn_rows.serves(x, self.weight):
-            return _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one)
-        return super().forward(x)
+            return cast(Tensor, _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one))
+        return cast(Tensor, super().forward(x))
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:

@@ -307,7 +307,7 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(_same(left[k], right[k]) for k in left)
     if hasattr(left, "tolist"):  # arrays and tensors compare element by element
-        return left.tolist() == right.tolist()
+        return bool(left.tolist() == right.tolist())
     if dataclasses.is_dataclass(left):
         return all(_same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
     if left == right:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
@@ -200,7 +200,7 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         if not isinstance(given, dict) or not all(isinstance(evidence, Evidence) for evidence in given.values()):
             raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
         info["evidence"] = {agent: _checked_evidence(agents, where, agent, e) for agent, e in given.items()}
-    return info
+    return cast(dict[str, Any], info)
 
 
 def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tuple[str, int, float]]:

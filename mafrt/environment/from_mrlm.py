@@ -117,7 +117,8 @@ def message_of(text: str, observation: Any) -> Any:
     shown = observation.messages[0] if observation.messages else None
     if isinstance(shown, Mapping):
         return {"role": "assistant", "content": text}
-    return (Message if shown is None else type(shown))(role="assistant", content=text)
+    kind: Any = Message if shown is None else type(shown)
+    return kind(role="assistant", content=text)
 
 
 def _as_chat(message: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio wei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -153,7 +153,7 @@ def token_logprobs(
         chunk = chunk_tokens(len(head.weight), hidden.device.type)
         if want and entropy_grad and hidden.device.type != "cpu":
             chunk = -(-3 * chunk // 4)  # it holds a third buffer, in the head's precision
-    return _TokenLogprobs.apply(hidden, targets, scale, head, chunk, want, entropy_grad)
+    return cast(tuple[Tensor, Tensor], _TokenLogprobs.apply(hidden, targets, scale, head, chunk, want, entropy_grad))
 
 
 def chunk_tokens(vocabulary: int, device: str) -> int:
@@ -164,16 +164,16 @@ def chunk_tokens(vocabulary: int, device: str) -> int:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, targets, scale, head, chunk, want, entropy_grad):
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, scale: Tensor, head: Any, chunk: int, want: bool, entropy_grad: bool
+    ) -> tuple[Tensor, Tensor]:
         n, exact = len(hidden), exact_dtype(hidden)
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         d_logprob = torch.empty_like(hidden) if want else None
         d_entropy = torch.empty_like(hidden) if want and entropy_grad else None
-        for start in range(0, n, chunk):
-            # The gradients are formed now, while the logits of this chunk exist; otherwise all logits must be kept or
-            # computed again.
-            part = slice(start, min(start + chunk, n))
+        for part in (slice(start, start + chunk) for start in range(0, n, chunk)):
+            # The gradients are formed now: otherwise the logits of this chunk must be kept, or computed again.
             scores = head.score(hidden[part], targets[part], scale[part], want, entropy_grad)
             logprobs[part], entropy[part] = scores.logprobs, scores.entropies
             if d_logprob is not None:
@@ -188,7 +188,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad_logprob, grad_entropy):
+    def backward(ctx: Any, grad_logprob: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         d_logprob, d_entropy = ctx.saved_tensors
         grad = None
         if grad_logprob is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class StackedLoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         routing = self.context.routing
         if routing is None:
-            return self.base_layer(x)
+            return cast(Tensor, self.base_layer(x))
         if (tokens := x.shape[:-1].numel()) != routing.rows * routing.steps:
             routing = routing.over(tokens)
         return compute_for(x.device.type).adapted_linear(self, x, routing)
@@ -75,7 +75,7 @@ class StackedLoRALinear(nn.Module):
         LoRA as of Hu et al. 2021 (arXiv:2106.09685), equation 3. The A of all adapters are one matrix `[R, in]` and
         the B one `[out, R]`; between the two products a mask keeps the ranks of each token's own adapter.
         """
-        out = self.base_layer(x)
+        out: Tensor = self.base_layer(x)
         layout = tuple((k, self.ranks[k], self.scalings[k]) for k in routing.present if k in self.pairs)
         if not layout:
             return out

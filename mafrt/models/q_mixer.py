@@ -10,7 +10,7 @@ Shapes: `x` [B, A, f] features of each agent's turn, `spoke` [B, A] True where t
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Monotone(nn.Module):
         s = nn.functional.layer_norm(s.float(), (self.state_size,)) / self.state_size**0.5
         w1 = self.w1(s).abs().view(-1, self.agents, self.width)
         hidden = nn.functional.elu((q.unsqueeze(-1) * w1).sum(1) + self.b1(s))
-        return (hidden * self.w2(s).abs()).sum(-1) + self.v(s).squeeze(-1)
+        return cast(Tensor, (hidden * self.w2(s).abs()).sum(-1) + self.v(s).squeeze(-1))
 
 
 class TeamValue(nn.Module):
@@ -79,7 +79,7 @@ class TeamValue(nn.Module):
 
     def forward(self, x: Tensor, spoke: Tensor, s: Tensor) -> Tensor:
         """Q_tot, [B]."""
-        return self.mixer(self.own(x, spoke), s)
+        return cast(Tensor, self.mixer(self.own(x, spoke), s))
 
 
 def target_of(net: TeamValue) -> TeamValue:

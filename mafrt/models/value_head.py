@@ -11,7 +11,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class ValueHead(nn.Module):
         # Hidden states of some models have channels a thousand times larger than the others, and tanh would see only
         # these.
         features = nn.functional.layer_norm(features.float(), (self.hidden_size,))
-        return self.out(torch.tanh(self.inner(features))).squeeze(-1)
+        return cast(Tensor, self.out(torch.tanh(self.inner(features))).squeeze(-1))
 
     @torch.no_grad()
     def follow(self, returns: Tensor, decay: float = 0.9) -> None:

@@ -151,7 +151,7 @@ class FusionSandbox:
         if len(data) > ANSWER_MIB * limits.MIB:
             raise SandboxError(f"{where} sent more than {ANSWER_MIB} MiB")
         try:
-            answer = json.loads(data)
+            answer: dict[str, Any] = json.loads(data)
             status = answer["status"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise SandboxError(f"{where} sent something other than an answer to run_code: {data[:100]!r}") from error

@@ -203,7 +203,7 @@ class MixerCritic:
             own = q[step].repeat(len(values), 1)
             own[:, agent] = torch.tensor(values, device=own.device)
             (state,) = self._on_device(steps.s[step].expand(len(values), -1))
-            return self.net.mixer(own, state).tolist()
+            return list(self.net.mixer(own, state).tolist())
 
         return MixedFeatures(steps, turns, {"joint": joint})
 

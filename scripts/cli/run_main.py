@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from mafrt.config import permission
 from mafrt.core.distributed import joined, started
@@ -88,7 +88,7 @@ def _log_to_stderr() -> None:
         logger.propagate = False
 
 
-class _ToStderr(logging.StreamHandler):
+class _ToStderr(logging.StreamHandler[TextIO]):
     """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
 
     def __init__(self) -> None:

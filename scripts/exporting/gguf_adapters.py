@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.team import AgentSpec
+from mafrt.config.agent import AgentSpec
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.scripts.exporting.merged import base_config

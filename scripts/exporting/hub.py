@@ -26,7 +26,7 @@ def check_login(name: str) -> None:
         HubError: nobody is logged in, or the hub cannot be reached.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)

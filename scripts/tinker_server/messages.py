@@ -415,7 +415,7 @@ def pass_reply(result: PassResult) -> bytes:
                 trailing_shape=run[0].shape[1:],
             )
         )
-    return reply.SerializeToString()
+    return bytes(reply.SerializeToString())
 
 
 def sample_reply(
@@ -438,7 +438,7 @@ def sample_reply(
             reply.target_prompt_logprobs.CopyFrom(
                 wire.Tensor(dense=values.tobytes(), dtype=wire.FLOAT32, shape=values.shape)
             )
-    return reply.SerializeToString()
+    return bytes(reply.SerializeToString())
 
 
 def _top(scored: Scored, first: int) -> wire.TopkLogprobs:

@@ -8,6 +8,8 @@ Every `assert` is one test, which passes if it is reached and holds each time; `
 reached, and the code around it raised nothing that the tests do not catch themselves.
 """
 
+from __future__ import annotations
+
 import ast
 import builtins
 import json
@@ -16,27 +18,33 @@ import random
 from compare import read
 from moving import decode, encode
 
+TYPE_CHECKING = False
+"""As in `moving.py`."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 class Missed(BaseException):
     """The result of a call is not known yet."""
 
 
-def key_of(name, args, kwargs):
+def key_of(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
     return json.dumps([name, args, sorted(kwargs.items())])
 
 
 class Instrument(ast.NodeTransformer):
     """Numbers the asserts, and continues after a failed statement."""
 
-    def __init__(self):
-        self.never = []
+    def __init__(self) -> None:
+        self.never: list[bool] = []
         """per assert: whether it is `assert False`"""
-        self.spans = []
+        self.spans: list[tuple[int, int]] = []
         """per statement that may fail: the asserts in it, as (first, behind the last)"""
         self.guarded = 0
         """number of open try and with blocks, which handle failures inside them"""
 
-    def visit_Assert(self, node):
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         number = first = len(self.never)
         self.never.append(isinstance(node.test, ast.Constant) and not node.test.value)
         # The result is noted here, since the program may catch the AssertionError.
@@ -47,7 +55,7 @@ class Instrument(ast.NodeTransformer):
         )
         return self._let_fail(ast.Expr(call), first)
 
-    def _let_fail(self, node, first):
+    def _let_fail(self, node: ast.stmt, first: int) -> ast.stmt:
         if self.guarded:
             return node
         span = ast.Constant(len(self.spans))
@@ -55,19 +63,19 @@ class Instrument(ast.NodeTransformer):
         told = ast.Expr(ast.Call(ast.Name("__escaped__", ast.Load()), [span], []))
         return ast.Try([node], [ast.ExceptHandler(ast.Name("__Failed__", ast.Load()), None, [told])], [], [])
 
-    def _simple(self, node):
+    def _simple(self, node: ast.stmt) -> ast.stmt:
         return self._let_fail(node, len(self.never))
 
     visit_Expr = visit_Assign = visit_AugAssign = visit_AnnAssign = visit_Delete = _simple
 
-    def _loop(self, node):
+    def _loop(self, node: ast.stmt) -> ast.stmt:
         first = len(self.never)
         self.generic_visit(node)
         return self._let_fail(node, first)
 
     visit_For = visit_While = visit_If = _loop
 
-    def _guard(self, node):
+    def _guard(self, node: ast.stmt) -> ast.stmt:
         first = len(self.never)
         self.guarded += 1
         self.generic_visit(node)
@@ -76,27 +84,28 @@ class Instrument(ast.NodeTransformer):
 
     visit_Try = visit_With = _guard
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         guarded, self.guarded = self.guarded, 0 if node.name == "check" else 1
         # A helper returns or raises as written; only the tests themselves go on after a failure.
         self.generic_visit(node)
         self.guarded = guarded
         return node
 
-    def visit_ClassDef(self, node):
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
         return node
 
-    def visit_Lambda(self, node):
+    def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
         return node
 
 
-def results_known(rounds):
+def results_known(rounds: list[dict[str, Any]]) -> tuple[dict[str, Any], str, str]:
     """Call -> result, from the files of the rounds so far; and how the first of them that failed went."""
-    known, status, trace = {}, "ok", ""
+    known: dict[str, Any] = {}
+    status, trace = "ok", ""
     for number, about in enumerate(rounds):
         with open(f"results_{number}.jsonl", "rb") as file:
             results, ended, why = read(file.read(), len(about["calls"]), about["status"], about["stderr"])
-        lost = {"error": "RuntimeError", "message": "the call gave no result"}
+        lost: dict[str, Any] = {"error": "RuntimeError", "message": "the call gave no result"}
         results += [lost] * (len(about["calls"]) - len(results))
         if status == "ok":
             status, trace = ended, why
@@ -108,14 +117,16 @@ def results_known(rounds):
 class TestRun:
     """One run of the tests: the stand-ins look results up, and the instrumented asserts report here."""
 
-    def __init__(self, known, in_place, instrument):
+    def __init__(self, known: dict[str, Any], in_place: bool, instrument: Instrument) -> None:
         self.known, self.in_place, self.instrument = known, in_place, instrument
-        self.missed, self.held, self.asserting = {}, {}, []
+        self.missed: dict[str, dict[str, Any]] = {}
+        self.held: dict[int, bool] = {}
+        self.asserting: list[int] = []
 
-    def stand_in(self, name):
+    def stand_in(self, name: str) -> Callable[..., Any]:
         """The program's function `name`, as a look-up of its recorded results."""
 
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             coded, named = [encode(a) for a in args], {k: encode(v) for k, v in kwargs.items()}
             key = key_of(name, coded, named)
             if key not in self.known:
@@ -137,7 +148,7 @@ class TestRun:
         call.__name__ = name
         return call
 
-    def holds(self, number, test):
+    def holds(self, number: int, test: Callable[[], object]) -> None:
         """Called in place of assert `number`."""
         self.asserting.append(number)
         try:
@@ -151,19 +162,19 @@ class TestRun:
         if not good:
             raise AssertionError
 
-    def escaped(self, span):
+    def escaped(self, span: int) -> None:
         """A statement has failed: each `assert False` in it fails too, since an error has passed it over."""
         first, behind = self.instrument.spans[span]
         for number in range(first, behind):
             if self.instrument.never[number]:
                 self.held[number] = False
 
-    def passed(self):
+    def passed(self) -> list[bool]:
         never = self.instrument.never
         return [number not in self.held if n else self.held.get(number, False) for number, n in enumerate(never)]
 
 
-def main():
+def main() -> dict[str, Any]:
     """`{"missed": [calls], "passed": [bool], "unusable": text or null, "status": text, "trace": text}`."""
     with open("tests.py", encoding="utf-8") as file:
         source = file.read()
@@ -175,7 +186,7 @@ def main():
     program = compile(ast.fix_missing_locations(tree), "tests.py", "exec")
     trial = TestRun(known, given["in_place"], instrument)
     asked = {"__holds__": trial.holds, "__escaped__": trial.escaped, "__Failed__": (Exception, Missed)}
-    space: dict = {"__name__": "tests", **asked}
+    space: dict[str, Any] = {"__name__": "tests", **asked}
     # Tests that draw at random must ask for the same calls in every round.
     random.seed(0)
     try:
@@ -194,7 +205,7 @@ def main():
     return {**outcome, "status": status, "trace": trace}
 
 
-def _set(before, after):
+def _set(before: Any, after: Any) -> None:
     """Apply the call's changes to a mutable argument."""
     if isinstance(before, list):
         before[:] = after

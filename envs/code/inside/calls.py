@@ -4,6 +4,8 @@ Expected results are not here: they are compared out of the program's reach. A p
 better than one that returns the forged value. A result is `{"value": coded, "after": [coded arguments] or null}`.
 """
 
+from __future__ import annotations
+
 import builtins
 import copy
 import linecache
@@ -14,19 +16,24 @@ sys.path.insert(0, os.getcwd())
 from driving import drive
 from moving import decode, encode
 
+TYPE_CHECKING = False
+"""As in `moving.py`."""
+if TYPE_CHECKING:
+    from typing import Any
 
-def load(asked):
+
+def load(asked: dict[str, Any]) -> dict[str, Any]:
     """The names that the program defines."""
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()
     linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
-    space: dict = {"__name__": "solution", "__builtins__": builtins}
+    space: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
     exec(compile(asked["before"], "before.py", "exec"), space)
     exec(compile(source, "solution.py", "exec"), space)
     return space
 
 
-def call(space, item, asked):
+def call(space: dict[str, Any], item: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """One call's result."""
     arguments = [decode(argument) for argument in item["args"]]
     keywords = {name: decode(argument) for name, argument in item["kwargs"].items()}

@@ -3,16 +3,23 @@
 `results.jsonl` is the program's word and may be anything; `expected.json` is ours.
 """
 
+from __future__ import annotations
+
 import json
 import math
 
 from moving import CannotMove, decode
 
+TYPE_CHECKING = False
+"""As in `moving.py`."""
+if TYPE_CHECKING:
+    from typing import Any
+
 SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 MOST_RESULT = 16 * 2**20
 
 
-def read(data, asked, ended, stderr):
+def read(data: bytes, asked: int, ended: str, stderr: str) -> tuple[list[dict[str, Any]], str, str]:
     """Results as far as they came, at most `asked`; how the program went; the first failure as an agent may see it."""
     records = []
     for line in data.split(b"\n", asked + 2)[: asked + 1]:
@@ -36,18 +43,18 @@ def read(data, asked, ended, stderr):
     return results, "timeout" if failed["error"] == "OutOfTime" else "error", str(failed.get("trace", ""))[-2000:]
 
 
-def _late(results):
+def _late(results: list[dict[str, Any]]) -> bool:
     return bool(results) and results[-1].get("error") == "OutOfTime"
 
 
-def parsed(data):
+def parsed(data: bytes) -> Any:
     try:
         return json.loads(data) if len(data) <= MOST_RESULT else None
     except (ValueError, RecursionError):
         return None
 
 
-def judge():
+def judge() -> dict[str, Any]:
     """Which tests a program passes: `{"good": [bool], "status": text, "trace": text}`."""
     with open("expected.json", encoding="utf-8") as file:
         expected = json.load(file)
@@ -60,7 +67,7 @@ def judge():
     return {"good": good, "status": status, "trace": trace}
 
 
-def returned_right(result, test):
+def returned_right(result: dict[str, Any], test: dict[str, Any]) -> bool:
     """Whether a call returned the value that it must."""
     if "value" not in result:
         return False
@@ -73,7 +80,7 @@ def returned_right(result, test):
         return False
 
 
-def _alike(value, expected):
+def _alike(value: Any, expected: Any) -> bool:
     if isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(value) == len(expected) and all(map(_alike, value, expected))
     if isinstance(value, float) or isinstance(expected, float):
@@ -87,7 +94,7 @@ def _alike(value, expected):
     return bool(value == expected)
 
 
-def printed_right(result, test):
+def printed_right(result: dict[str, Any], test: str) -> bool:
     """Lines are compared without the spaces at their ends, numbers with a point in them to six digits."""
     if not isinstance(result.get("printed"), str):
         return False
@@ -98,18 +105,18 @@ def printed_right(result, test):
     return len(printed) == len(wanted) and all(_same_line(a.split(), b.split()) for a, b in pairs)
 
 
-def _same_line(printed, wanted):
+def _same_line(printed: list[str], wanted: list[str]) -> bool:
     return len(printed) == len(wanted) and all(
         a == b or ("." in b and _near(_decimal(a), _decimal(b))) for a, b in zip(printed, wanted, strict=True)
     )
 
 
-def _decimal(word):
+def _decimal(word: str) -> float | None:
     try:
         return float(word) if len(word) < 40 else None
     except ValueError:
         return None
 
 
-def _near(left, right):
+def _near(left: float | None, right: float | None) -> bool:
     return left is not None and right is not None and math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-6)

@@ -4,6 +4,8 @@ The process that holds the inputs and the results is not the program's: the file
 starts, so that nothing of a later input can be read, and only the process outside writes the file of results.
 """
 
+from __future__ import annotations
+
 import builtins
 import contextlib
 import ctypes
@@ -12,6 +14,12 @@ import os
 import select
 import signal
 import time
+
+TYPE_CHECKING = False
+"""As in `moving.py`."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TextIO
 
 RESULTS = "results.jsonl"
 MOST_BYTES = 16 * 2**20
@@ -24,7 +32,7 @@ class OutOfTime(BaseException):
     """An input took too long."""
 
 
-def drive(file, items, load, handle):
+def drive(file: str, items: str, load: Callable[..., Any], handle: Callable[..., dict[str, Any]]) -> None:
     """Write a first line, `{"ready": true}` or `{"failed": kind, "trace": text}`, then a result per input.
 
     `items`: key of the inputs in the JSON of `file`. In the program's process, `load(asked)` gives the first
@@ -57,7 +65,7 @@ def drive(file, items, load, handle):
         opened.write("".join(line + "\n" for line in lines))
 
 
-def _ask(child, down, up, asked, waiting):
+def _ask(child: int, down: int, up: int, asked: dict[str, Any], waiting: list[Any]) -> list[str]:
     """Lines of the program's process, as far as they come."""
     lines: list[str] = []
     buffer, slow = bytearray(), 0
@@ -83,7 +91,7 @@ def _ask(child, down, up, asked, waiting):
     return lines
 
 
-def _send(down, message):
+def _send(down: int, message: Any) -> bool:
     data = json.dumps(message).encode() + b"\n"
     try:
         while data:
@@ -93,7 +101,7 @@ def _send(down, message):
     return True
 
 
-def _line(up, buffer, timeout_s):
+def _line(up: int, buffer: bytearray, timeout_s: float) -> str | None:
     """The next line; None where the process ended or wrote too much, empty where it is late in spite of its alarm."""
     until = time.monotonic() + timeout_s
     while b"\n" not in buffer:
@@ -111,15 +119,15 @@ def _line(up, buffer, timeout_s):
     return line.decode("utf-8", "replace") or " "
 
 
-def _serve(messages, up, load, handle):
+def _serve(messages: TextIO, up: int, load: Callable[..., Any], handle: Callable[..., dict[str, Any]]) -> None:
     """In the program's process: answer every line."""
 
-    def write(record):
+    def write(record: dict[str, Any]) -> None:
         data = json.dumps(record).encode() + b"\n"
         while data:
             data = data[os.write(up, data) :]
 
-    def late(*_):
+    def late(*_: object) -> None:
         raise OutOfTime("no result in time")
 
     asked = json.loads(messages.readline())
@@ -147,7 +155,7 @@ def _serve(messages, up, load, handle):
 NOT_OF_A_TEXT = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, BaseExceptionGroup)
 
 
-def _kind(error):
+def _kind(error: BaseException) -> str:
     """The class that stands for an error outside: itself, or the nearest built-in one that takes a text.
 
     A test that expects a ValueError also takes an error of the program's own that is one, and a UnicodeDecodeError,
@@ -159,15 +167,15 @@ def _kind(error):
         return "TypeError"
     for kind in type(error).__mro__:
         if getattr(builtins, kind.__name__, None) is kind and not issubclass(kind, NOT_OF_A_TEXT):
-            return kind.__name__
+            return str(kind.__name__)
     return "RuntimeError"
 
 
-def _error(name, message, trace=""):
+def _error(name: str, message: str, trace: str = "") -> dict[str, str]:
     return {"error": name, "message": message, "trace": trace}
 
 
-def told(error):
+def told(error: BaseException) -> str:
     """The end of a traceback, with the program's own lines only."""
     import traceback
 

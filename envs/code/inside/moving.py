@@ -4,7 +4,14 @@ Kinds that JSON lacks are lists that begin with a letter: tuples, sets, dictiona
 are large or not finite. An object of another class does not travel; an iterator travels as the list of its items.
 """
 
+from __future__ import annotations
+
 import collections.abc
+
+TYPE_CHECKING = False
+"""Type checkers take it for true; here nothing of typing is imported."""
+if TYPE_CHECKING:
+    from typing import Any
 
 DEEPEST = 40
 LONGEST = 200_000
@@ -15,13 +22,13 @@ class CannotMove(Exception):
     """The value is not plain data, or too large."""
 
 
-def encode(value):
+def encode(value: Any) -> Any:
     """JSON-able form of `value`. Raises CannotMove."""
     room = [LONGEST]
     return _encode(value, DEEPEST, room)
 
 
-def decode(coded):
+def decode(coded: Any) -> Any:
     """The value that `encode` was given. Raises CannotMove for anything that `encode` does not make."""
     try:
         return _decode(coded)
@@ -29,7 +36,7 @@ def decode(coded):
         raise CannotMove(f"this is no encoded value: {error}") from None
 
 
-def _encode(value, depth, room):
+def _encode(value: Any, depth: int, room: list[int]) -> Any:
     room[0] -= 1
     if depth < 0 or room[0] < 0:
         raise CannotMove("the value is too large or nested too deeply")
@@ -69,13 +76,13 @@ def _encode(value, depth, room):
     raise CannotMove(f"a value of type {type(value).__name__} is not plain data")
 
 
-def _take(room, characters):
+def _take(room: list[int], characters: int) -> None:
     room[0] -= characters // 100
     if room[0] < 0:
         raise CannotMove("the value is too large")
 
 
-def _decode(coded):
+def _decode(coded: Any) -> Any:
     if coded is None or isinstance(coded, (bool, int, str)):
         return coded
     if not isinstance(coded, list):

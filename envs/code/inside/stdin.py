@@ -3,6 +3,8 @@
 As in `calls.py`, expected results are not here. A result is `{"printed": text}`.
 """
 
+from __future__ import annotations
+
 import builtins
 import linecache
 import os
@@ -11,11 +13,17 @@ import sys
 sys.path.insert(0, os.getcwd())
 from driving import drive
 
+TYPE_CHECKING = False
+"""As in `moving.py`."""
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
+
 MOST = 1_000_000
 """Bytes of output that are read."""
 
 
-def load(asked):
+def load(asked: dict[str, Any]) -> CodeType:
     """The compiled program."""
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()
@@ -23,7 +31,7 @@ def load(asked):
     return compile(source, "solution.py", "exec")
 
 
-def run(program, text, asked):
+def run(program: CodeType, text: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Output of the program for the input `text`, read either through Python's streams or through the descriptors."""
     with open("stdin.txt", "w+", encoding="utf-8") as given, open("stdout.txt", "w+b") as taken:
         given.write(text)

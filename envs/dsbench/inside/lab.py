@@ -24,7 +24,8 @@ _tables: dict[str, Any] = {}
 
 def task() -> dict[str, Any]:
     """Prediction target and metric."""
-    return json.loads(Path("task.json").read_text())
+    about: dict[str, Any] = json.loads(Path("task.json").read_text())
+    return about
 
 
 def _load() -> dict[str, Any]:

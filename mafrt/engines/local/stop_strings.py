@@ -39,7 +39,7 @@ class StopStrings:
         return any(stop in text for stop in self._stops)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _could_end(self, token: int) -> bool:
         # Behind another token, since some tokenizers drop a space at the beginning of a text.

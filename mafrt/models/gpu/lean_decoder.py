@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -385,7 +385,7 @@ def _as_one(parts: Sequence[Any]) -> Tensor:
     """The weights of layers as one matrix, whose parts are the layers' own from now on, so that none is held twice."""
     weights = [part.weight for part in parts]
     if len(weights) == 1:
-        return weights[0].detach()
+        return cast(Tensor, weights[0].detach())
     first, begins = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata
@@ -394,7 +394,7 @@ def _as_one(parts: Sequence[Any]) -> Tensor:
         begins += weight.numel()
     else:
         rows = sum(len(weight) for weight in weights)
-        return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
+        return cast(Tensor, first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1)))
     whole = torch.cat([weight.detach() for weight in weights])
     for part, own in zip(parts, whole.split([len(weight) for weight in weights]), strict=True):
         part.weight = nn.Parameter(own, requires_grad=False)

@@ -4,6 +4,8 @@ It imports nothing of mafrt, since the server has only the standard library. It 
 150 kB of output as a time-out, cannot list files, follows links, and hides the signal that ended a program.
 """
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import ctypes
@@ -19,19 +21,25 @@ import sys
 import threading
 import time
 
+TYPE_CHECKING = False
+"""Type checkers take it for true; here nothing of typing is imported."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import IO, Any
+
 ORDER, SNIPPET, RESULT = ".mafrt_order.json", "snippet.py", ".mafrt_result.json"
 
 
 class Tail:
     """Beginning and end of a stream, read by a thread of its own, which calls `stop` when there are `most` bytes."""
 
-    def __init__(self, stream, half, most, stop):
+    def __init__(self, stream: IO[bytes], half: int, most: int, stop: Callable[[], None]) -> None:
         self.stream, self.half, self.most, self.stop = stream, half, most, stop
         self.head, self.end, self.total = bytearray(), bytearray(), 0
         self.thread = threading.Thread(target=self.pump, daemon=True)
         self.thread.start()
 
-    def pump(self):
+    def pump(self) -> None:
         while True:
             data = os.read(self.stream.fileno(), 65536)
             if not data:
@@ -43,11 +51,11 @@ class Tail:
             self.head += data[:room]
             self.end = (self.end + data[room:])[-self.half :]
 
-    def add(self, line):
+    def add(self, line: bytes) -> None:
         self.end += line
         self.total += len(line)
 
-    def text(self):
+    def text(self) -> str:
         left = self.total - len(self.head) - len(self.end)
         line = b"\n[... %d bytes left out ...]\n" % left if left else b""
         return base64.b64encode(bytes(self.head) + line + bytes(self.end)).decode()
@@ -59,12 +67,12 @@ WARM_MIB = 256
 """Memory already written by an interpreter with pandas and scikit-learn before the snippet's first line."""
 
 
-def limit_memory(mib):
+def limit_memory(mib: int) -> None:
     """Data, not address space: libraries map much that they never touch."""
     resource.setrlimit(resource.RLIMIT_DATA, ((mib + WARM_MIB) * 2**20,) * 2)
 
 
-def candidates(order):
+def candidates(order: dict[str, Any]) -> Iterator[str]:
     """Names to look at: those that were asked for, or all there are."""
     if order["fetch"] != ["*"]:
         yield from order["fetch"]
@@ -85,9 +93,11 @@ def candidates(order):
                 yield path
 
 
-def gather(order):
+def gather(order: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """File contents, and reasons for refused files; unchanged files are omitted."""
-    files, refused, room, count = {}, {}, order["fetch_bytes"], 0
+    files: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    room, count = order["fetch_bytes"], 0
     for name in candidates(order):
         count += 1
         if count > order["fetch_files"]:
@@ -126,11 +136,12 @@ def gather(order):
     return files, refused
 
 
-def main():
+def main() -> None:
     order = read_order()
     began = time.monotonic()
     process = start(order)
     most = order["most_output"]
+    assert process.stdout is not None and process.stderr is not None  # both are pipes
     streams = [Tail(each, order["half"], most, lambda: end(process)) for each in (process.stdout, process.stderr)]
     late = False
     try:
@@ -164,17 +175,17 @@ def main():
     write_result(result, order["key"])
 
 
-def end(process):
+def end(process: subprocess.Popen[bytes]) -> None:
     """End the whole group: what the snippet started must neither outlive it nor hold its streams open."""
     with contextlib.suppress(OSError):
         # Killed and not asked to end: a handler of the snippet could otherwise go on writing.
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def read_order():
+def read_order() -> dict[str, Any]:
     """The order, with the content of the files that were handed over; a snippet with null bytes is replaced."""
     with open(ORDER, encoding="utf-8") as file:
-        order = json.load(file)
+        order: dict[str, Any] = json.load(file)
     # Removed before the snippet runs, since it holds the key.
     os.remove(ORDER)
     # Other processes of this user may not look into this one, which alone knows the key.
@@ -192,7 +203,7 @@ def read_order():
     return order
 
 
-def start(order):
+def start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The process of the snippet, in a session of its own."""
     environment = {**os.environ, **{name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
     # Output written before a kill is then not lost in a buffer.
@@ -208,7 +219,7 @@ def start(order):
     )
 
 
-def write_result(result, key):
+def write_result(result: dict[str, Any], key: str) -> None:
     """Write the result with its seal, which the snippet cannot make."""
     text = json.dumps(result).encode()
     seal = hmac.new(bytes.fromhex(key), text, hashlib.sha256).hexdigest()

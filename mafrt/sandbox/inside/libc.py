@@ -79,7 +79,7 @@ def unmount(target: str) -> None:
 
 def advise(address: int, size: int, advice: int) -> bool:
     """Whether the kernel took the advice on this memory."""
-    return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice)) == 0
+    return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice)) == 0)
 
 
 def set_capabilities(mask: int) -> None:
