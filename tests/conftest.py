@@ -1,8 +1,8 @@
 """Order, and imports shared by the processes of a run.
 
 The fast tests come first, so that a mistake shows within seconds. Side by side the longest files come first among the
-fast tests and again among the slow ones, and one process runs the fast tests of a file, one (perhaps another) its
-slow tests: they share servers and trained runs.
+fast tests and again among the slow ones, as they say by `pytestmark = pytest.mark.takes(...)`, and one process runs the
+fast tests of a file, one (perhaps another) its slow tests: they share servers and trained runs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,6 @@ STARTED: dict[str, tuple[tempfile.TemporaryDirectory, subprocess.Popen]] = {}
 NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
-LONGEST = (
-    *("test_walk.py", "test_engine_vllm.py", "test_processes.py", "test_serve_vllm.py", "test_report.py"),
-    *("test_smollm2.py", "test_bench_learn.py", "test_quickstart_math.py", "test_dsbench_env.py"),
-    *("test_dsbench_constants.py", "test_on_policy.py", "test_workflow_fuzz.py", "test_examples.py"),
-    *("test_dsbench_learns.py", "test_dsbench_train.py", "test_reproduce_smollm2.py", "test_program.py"),
-    *("test_games_base.py", "test_cli.py", "test_sandbox_hostile.py", "test_reproduce_quickstart_math.py"),
-    *("test_engine_servers.py", "test_quantization.py", "test_reward_hacking.py", "test_coach_runs.py"),
-    *("test_sandbox_memory.py", "test_site.py", "test_wheel.py", "test_coach_sdks.py"),
-    *("test_engine_local.py", "test_sandbox_fusion.py", "test_reproduce_games.py", "test_math_verify.py"),
-    *("test_envs_code.py", "test_sandbox.py", "test_docs.py", "test_reproduce_programs.py"),
-)
-"""Files that take half a minute and more, the longest first."""
-
 
 def pytest_configure(config: pytest.Config) -> None:
     # Side by side the files of tests are imported once. Coverage has to see the imports, so then each imports its own.
@@ -77,7 +64,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (_slow(item), _rank(item.path.name) if hasattr(config, "workerinput") else 0))
+    items.sort(key=lambda item: (_slow(item), -_takes(item) if hasattr(config, "workerinput") else 0))
 
 
 def pytest_collection_finish() -> None:
@@ -95,8 +82,10 @@ def _slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
-def _rank(file: str) -> int:
-    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+def _takes(item: pytest.Item) -> float:
+    """Seconds that the fast or the slow tests of its file take, as far as the file says so: the longest come first."""
+    mark = item.get_closest_marker("takes")
+    return mark.kwargs.get("slow" if _slow(item) else "fast", 0) if mark else 0
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -27,6 +27,10 @@ ADDRESS = "MAFRT_TESTS_WARM"
 """Environment variable with the path of the socket of the server that all processes of a test run share."""
 
 
+RUN = subprocess.run
+"""The function itself, where a test has put another in its place."""
+
+
 class Server:
     """A connection to a process that holds the imports."""
 
@@ -134,7 +138,7 @@ def start_python(
     typed: str = "",
     python: str | Path = sys.executable,
 ) -> WarmProcess:
-    """`python argv...`, for a script and its arguments; `typed` is its standard input."""
+    """`python argv...`, for a script, a module or code and its arguments; `typed` is its standard input."""
     folder = Path(tempfile.mkdtemp(dir=_files().name))
     job = {
         "folder": str(folder),
@@ -160,6 +164,23 @@ def run_python(*argv: str | Path, timeout: float = 300, **words: Any) -> WarmPro
         process.wait(10)
         raise
     return process
+
+
+def run_command(
+    command: Sequence[str | Path], *, check: bool = False, timeout: float = 300, **words: Any
+) -> subprocess.CompletedProcess[str]:
+    """For a test to put in the place of `subprocess.run`: what begins with this interpreter runs in a fork.
+
+    Its outputs are always captured, as text.
+    """
+    if command[0] != sys.executable:
+        return RUN(command, check=check, timeout=timeout, **words)
+    words = {name: value for name, value in words.items() if name not in ("capture_output", "text")}
+    done = run_python(*command[1:], timeout=timeout, **words)
+    found = subprocess.CompletedProcess(list(command), done.wait(), done.stdout, done.stderr)
+    if check:
+        found.check_returncode()
+    return found
 
 
 @cache

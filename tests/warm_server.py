@@ -138,7 +138,7 @@ def _put(path: Path, number: int) -> None:
 
 
 def become(job: dict[str, Any], streams: list[int]) -> NoReturn:
-    """Run the job's script, or the code after `-c`, as an interpreter would."""
+    """Run the job's script, the code after `-c` or the module after `-m`, as an interpreter would."""
     if not streams:
         (typed := Path(job["folder"], "in")).write_text(job["typed"])
         streams = [os.open(typed, os.O_RDONLY)]
@@ -158,6 +158,11 @@ def become(job: dict[str, Any], streams: list[int]) -> NoReturn:
             sys.path[0] = ""
             sys.modules["__main__"] = types.ModuleType("__main__")
             exec(typed_code, sys.modules["__main__"].__dict__)  # noqa: S102
+        elif sys.argv[0] == "-m":
+            sys.path[0] = os.getcwd()
+            name = sys.argv.pop(1)
+            sys.modules.pop(name, None)  # imported already, it would run a second time, with a warning
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
             runpy.run_path(sys.argv[0], run_name="__main__")

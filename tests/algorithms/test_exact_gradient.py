@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,21 @@ def trees(rule: str) -> dict:
     return {name: (tree, rule == "ippo" or name in AGAINST) for name, tree in {**TEAM, **against}.items()}
 
 
+@cache
+def gradients(rule: str, name: str) -> tuple[dict[str, float], dict[str, float]]:
+    """The exact gradient on a tree, and what a rule's credit comes to."""
+    tree, own = trees(rule)[name]
+    return exact(tree, own=own), expected(tree, rule)
+
+
 def size(gradient: dict[str, float]) -> float:
     return math.sqrt(math.fsum(value * value for value in gradient.values()))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_credit_points_along_the_gradient(rule):
-    for name, (tree, own) in trees(rule).items():
-        right, found = exact(tree, own=own), expected(tree, rule)
+    for name in trees(rule):
+        right, found = gradients(rule, name)
         if kept(rule, name):
             continue
         if size(right) < 1e-12:
@@ -54,8 +62,9 @@ def test_credit_points_along_the_gradient(rule):
 
 @pytest.mark.parametrize("rule", UNSCALED)
 def test_rules_without_a_deviation_have_the_gradient_itself(rule):
-    for name, (tree, own) in trees(rule).items():
-        assert expected(tree, rule) == pytest.approx(exact(tree, own=own), abs=1e-9), name
+    for name in trees(rule):
+        right, found = gradients(rule, name)
+        assert found == pytest.approx(right, abs=1e-9), name
 
 
 def test_a_mean_that_holds_oneself_shortens_the_gradient_by_one_nth():
@@ -117,8 +126,7 @@ def table() -> str:
             if name not in trees(rule):
                 cells.append("-")
                 continue
-            tree, own = trees(rule)[name]
-            right, found = exact(tree, own=own), expected(tree, rule)
+            right, found = gradients(rule, name)
             if size(right) < 1e-12:
                 cells.append("0" if size(found) < 1e-9 else f"{size(found):.2f} for 0".lstrip("0"))
             else:

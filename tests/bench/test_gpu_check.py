@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 import torch
 
-from bench import gpu
+from bench import _trl, gpu
 from bench._gpu import parity
 from bench._gpu.roofline import Roofline
 from bench._gpu.speed import step_bytes
@@ -18,7 +19,10 @@ from mafrt.models.shared_base import SharedBase
 
 
 @pytest.mark.slow
-def test_every_stage_runs_on_a_cpu(tmp_path, capsys):
+def test_every_stage_runs_on_a_cpu(tmp_path, capsys, monkeypatch):
+    # TRL's process is a fork, which imports little again; in test_bench_costs.py the same is timed.
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(_trl.multiprocessing, "get_context", lambda kind: fork)
     found = gpu.run(["--device", "cpu", "--small", "--minutes", "4", "--output", str(tmp_path / "found.json")])
     stages = found["stages"]
     assert {entry["state"] for entry in stages.values()} == {"ok"}

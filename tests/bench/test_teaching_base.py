@@ -7,12 +7,12 @@ import json
 import operator
 import random
 import re
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from helpers_warm import run_command
 
 from bench.teaching_base.demonstrations import (
     PROMPTS,
@@ -243,7 +243,7 @@ def test_make_base_makes_a_loadable_folder(tmp_path):
     command = [sys.executable, "-m", "bench.make_base", "--documents", "300", "--threads", "1"]
     command += ["--output_dir", tmp_path / "base", "--data_dir", tmp_path / "data", "--hidden_size", "32"]
     command += ["--train_problems", "5", "--test_problems", "5", "--layers", "1", "--vocab_size", "400"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = run_command(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert loaded.config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path / "base"))

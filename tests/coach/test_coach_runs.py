@@ -288,19 +288,26 @@ class Dies(Told):
         return super().judge(cases)
 
 
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory):
+    """A run whose coach never dies."""
+    run = tmp_path_factory.mktemp("uncut") / "run"
+    make(coach=Dies(99, CoachDownError("never")), run_dir=run, iterations=3).run()
+    return run
+
+
 @pytest.mark.parametrize(
     ("error", "paused"),
     [(CoachDownError("it does not accept the key"), True), (BudgetSpentError("$5 are spent"), False)],
 )
-def test_a_coach_that_cannot_go_on_leaves_a_checkpoint_and_the_run_goes_on_exactly(tmp_path, error, paused):
-    make(coach=Dies(99, error), run_dir=tmp_path / "whole", iterations=5).run()
-    summary = make(coach=Dies(3, error), run_dir=tmp_path / "cut", iterations=5).run()
-    assert (summary.iterations, summary.paused, summary.stopped_by) == (3, paused, str(error))
-    assert resolve(tmp_path / "cut").step == 3
-    again = make(coach=Dies(99, error), run_dir=tmp_path / "cut", load=tmp_path / "cut", iterations=5).run()
+def test_a_coach_that_cannot_go_on_leaves_a_checkpoint_and_the_run_goes_on_exactly(tmp_path, uncut, error, paused):
+    summary = make(coach=Dies(1, error), run_dir=tmp_path / "cut", iterations=3).run()
+    assert (summary.iterations, summary.paused, summary.stopped_by) == (1, paused, str(error))
+    assert resolve(tmp_path / "cut").step == 1  # save_interval is 2
+    again = make(coach=Dies(99, error), run_dir=tmp_path / "cut", load=tmp_path / "cut", iterations=3).run()
     assert again.stopped_by is None and not again.paused
     for name in ("metrics", "episodes"):
-        assert lines(tmp_path / "cut", name) == lines(tmp_path / "whole", name)
+        assert lines(tmp_path / "cut", name) == lines(uncut, name)
 
 
 def test_a_signal_while_the_judge_thinks_stops_the_run_cleanly(tmp_path):

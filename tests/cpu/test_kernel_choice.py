@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_models import tiny_base
+from helpers_warm import run_command
 
 from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
@@ -143,7 +144,7 @@ def test_a_run_of_torch_that_goes_on_equals_the_uninterrupted_one(tmp_path):
     def train(*words, **environment):
         clean = {name: value for name, value in os.environ.items() if name != library.SWITCH}
         command = [sys.executable, str(script), *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**clean, **environment}, cwd=tmp_path)
+        done = run_command(command, env={**clean, **environment}, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -69,8 +69,13 @@ def kept(base, tokens: int, checkpointing: bool) -> int:
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("changes", [{}, {"head_dim": 32}, {"intermediate_size": 512}, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        *((torch.float32, one) for one in ({"head_dim": 32}, {"intermediate_size": 512}, {"num_key_value_heads": 4})),
+        (torch.bfloat16, {}),
+    ],
+)
 def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kernels):
     if by_kernels and not learn_attention.serves(dtype):
         pytest.skip("needs a C compiler")
@@ -78,7 +83,7 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
     for checkpointing in (False, True):
         sizes = []
         with nullcontext() if by_kernels else reference():
-            for layers in (2, 6):
+            for layers in (1, 3):
                 base = tiny_base(width=64, layers=layers, **changes)
                 base.model.to(dtype)
                 base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
@@ -86,13 +91,13 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
                 use = MemoryInputs(
                     rank=4, gradient_checkpointing=checkpointing, on_cpu=True, kernels="c" if by_kernels else "torch"
                 )
-                # 256 tokens more: the adapters' weights, which are kept too, are the same.
-                few, many = (kept(base, tokens, checkpointing) for tokens in (256, 512))
+                # 128 tokens more: the adapters' weights, which are kept too, are the same.
+                few, many = (kept(base, tokens, checkpointing) for tokens in (128, 256))
                 estimates = [
-                    activations(shape_like(base), replace(use, micro_batch_tokens=n), number) for n in (256, 512)
+                    activations(shape_like(base), replace(use, micro_batch_tokens=n), number) for n in (128, 256)
                 ]
                 sizes.append((many - few, estimates[1] - estimates[0]))
-        # Four blocks more: the rest (embedding, masks, head) is the same in both.
+        # Two blocks more: the rest (embedding, masks, head) is the same in both.
         counted.append(sizes[1][0] - sizes[0][0])
         computed.append(sizes[1][1] - sizes[0][1])
     assert counted[1] == computed[1]

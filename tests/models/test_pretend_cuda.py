@@ -79,13 +79,8 @@ def test_planted_faults_of_each_kind_are_noticed():
 )
 def test_a_run_with_every_stage_mixes_no_devices(tmp_path, changes):
     def learnt(base: SharedBase, folder: Path) -> list[float]:
-        runner = OnPolicy(
-            Digits(),
-            Team.of(Digits.agents),
-            base,
-            settings(iterations=2, n_rollout_threads=8, eval_samples=1, **changes),
-            run_dir=folder,
-        )
+        few = {"iterations": 2, "n_rollout_threads": 8, "eval_episodes": 2, "eval_samples": 1}
+        runner = OnPolicy(Digits(), Team.of(Digits.agents), base, settings(**few, **changes), run_dir=folder)
         runner.run()
         runner.close()
         return [float(t.double().abs().sum()) for n in Digits.agents for t in base.adapter_state(n).values()]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_warm import run_command
 from toy import Digits, make, settings
 
 from mafrt.config.agent import LoraSpec
@@ -98,14 +98,7 @@ def test_the_8_bit_optimizer_steps_and_goes_on_exactly(tmp_path):
 @pytest.mark.skipif(HAVE, reason="bitsandbytes is installed here")
 @pytest.mark.parametrize("words", [["--load_in_4bit"], ["--load_in_8bit"], ["--optimizer", "paged_adamw_8bit"]])
 def test_without_bitsandbytes_one_sentence_says_what_to_install(words):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "train_math.py"), *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run_command([sys.executable, str(ROOT / "scripts" / "train_math.py"), *words], cwd=ROOT)
     assert done.returncode == 2 and "pip install 'bitsandbytes" in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.config.train_config import TrainConfig
 from mafrt.environment.registry import make_env
 from mafrt.scripts import train
 
@@ -53,9 +54,16 @@ def run(name, *arguments):
 TRAINING = ["own_environment", "own_workflow", "router", "own_rule", "own_coach", "debate", "self_play"]
 
 
+@pytest.fixture
+def few_evaluations(monkeypatch):
+    """Two held-out problems once, in place of sixteen four times."""
+    of = TrainConfig.of
+    monkeypatch.setattr(TrainConfig, "of", lambda **named: of(**{**named, "eval_episodes": 2, "eval_samples": 1}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINING)
-def test_an_example_trains(name, capsys):
+def test_an_example_trains(name, few_evaluations, capsys):
     run(name, 1, 4)
     assert "before: {'eval/" in (out := capsys.readouterr().out) and "after: {'eval/" in out
 

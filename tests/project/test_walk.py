@@ -74,7 +74,7 @@ CHANGES = {
 SERVERS = {"serve_team": "Models ", "serve_tinker": "TINKER_BASE_URL=", "--live": "http://127.0.0.1"}
 """Word in a command that goes on until Ctrl-C -> the words that it prints when it is ready."""
 
-WARM = re.compile(r"mafrt (train|evaluate|chat|serve_team|export)\b(?!.*--help)|python scripts/")
+WARM = re.compile(r"mafrt (train|evaluate|chat|serve_team|serve_tinker|export)\b(?!.*--help)|python scripts/")
 """Commands whose imports of torch and transformers take longer than their work."""
 
 TYPED = "2 + 2\n/quit\n"

@@ -39,11 +39,10 @@ print(compute_for("cpu").kernels(runner.base.model.dtype))
 
 
 def installed(folder: Path, *, without: str = "") -> Path:
-    """The package as a wheel lays it out."""
-    skip = shutil.ignore_patterns("__pycache__", "*.pyc")
-    shutil.copytree(ROOT / "mafrt", folder / "mafrt", ignore=skip)
+    """The package as a wheel lays it out, with what is compiled already."""
+    shutil.copytree(ROOT / "mafrt", folder / "mafrt")
     for name in ("envs", "runners", "scripts", "profiles", "configs"):
-        shutil.copytree(ROOT / name, folder / "mafrt" / name, ignore=skip)
+        shutil.copytree(ROOT / name, folder / "mafrt" / name)
     if without:
         shutil.rmtree(folder / "mafrt" / without)
     return folder
