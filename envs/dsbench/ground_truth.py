@@ -191,13 +191,9 @@ def _baseline(metric: Metric, truth: Array, known: Array, classes: Any, copies: 
         best = max(copies, key=lambda pair: metric.compute(known, _column(pair[0])), default=None)
         return metric.compute(truth, _column([""] * rows if best is None else best[1]))
     if metric.kind == "values":
-        middle = {
-            "mae": lambda: np.median(known, axis=0),
-            "medae": lambda: np.median(known, axis=0),
-            "smape": lambda: np.median(known, axis=0),
-            "rmsle": lambda: np.expm1(np.log1p(known).mean(axis=0)),
-        }.get(metric.name, lambda: known.mean(axis=0))
-        return filled(middle())
+        if metric.name in ("mae", "medae", "smape"):
+            return filled(np.median(known, axis=0))
+        return filled(np.expm1(np.log1p(known).mean(axis=0)) if metric.name == "rmsle" else known.mean(axis=0))
     if metric.kind == "labels":
         common = [np.unique(column, return_counts=True) for column in known.T]
         row = [values[counts.argmax()] for values, counts in common]

@@ -72,7 +72,7 @@ def _columns(function: Callable[[Array, Array], float]) -> Callable[[Array, Arra
     """The mean of a metric over the targets."""
 
     def mean(truth: Array, given: Array) -> float:
-        return sum(function(truth[:, i], given[:, i]) for i in range(truth.shape[1])) / truth.shape[1]
+        return float(sum(function(truth[:, i], given[:, i]) for i in range(truth.shape[1])) / truth.shape[1])
 
     return mean
 
@@ -200,7 +200,7 @@ def _roc_auc(truth: Array, given: Array) -> float:
         # Classes that are missing from the answers, or are all of them, have no curve.
         each = [float(roc_auc_score(codes == c, given[:, c])) for c in range(classes) if 0 < (codes == c).mean() < 1]
         return sum(each) / len(each)
-    return sum(float(roc_auc_score(truth[:, i], given[:, i])) for i in range(truth.shape[1])) / truth.shape[1]
+    return float(sum(float(roc_auc_score(truth[:, i], given[:, i])) for i in range(truth.shape[1])) / truth.shape[1])
 
 
 def _log_loss(truth: Array, given: Array) -> float:

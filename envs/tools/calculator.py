@@ -41,7 +41,7 @@ def compute(expression: str) -> int | float:
         raise Failed(f"the expression has {len(expression)} characters, at most {LONGEST} are read.")
     try:
         tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
-        value = _value(tree.body)
+        value: int | float = _value(tree.body)
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError) as error:
         raise Failed(f"{expression[:80]!r} cannot be computed ({type(error).__name__}).") from error
     except (ArithmeticError, ZeroDivisionError) as error:

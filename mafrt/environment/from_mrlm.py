@@ -122,8 +122,12 @@ def message_of(text: str, observation: Any) -> Any:
 
 
 def _as_chat(message: Any) -> dict[str, str]:
-    get = message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
-    role, content = get("role"), get("content")
+    known = (
+        message
+        if isinstance(message, Mapping)
+        else {name: getattr(message, name, None) for name in ("role", "content")}
+    )
+    role, content = known.get("role"), known.get("content")
     role = getattr(role, "value", role)
     if not isinstance(role, str) or not isinstance(content, str):
         raise EnvError(f"a message must have a role and a text as content, found {brief(message)}")

@@ -120,6 +120,7 @@ def forked(monkeypatch):
     monkeypatch.setattr(_trl.multiprocessing, "get_context", lambda kind: context)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_an_iteration_against_trl_is_checked_and_timed(forked, tmp_path, monkeypatch):
     pytest.importorskip("trl")

@@ -71,6 +71,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, name):
         open_engine(name, Rivals(None, None, None), tmp_path, dtype="float32", window=8, rows=1, threads=1)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_another_engine_says_our_tokens_and_is_timed(name):

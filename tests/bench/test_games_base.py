@@ -116,6 +116,7 @@ def test_it_names_empty_cells_and_guesses_digits(loaded):
     assert 0.1 < right / len(going) < 0.4
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_team_on_it_learns_the_way_and_a_frozen_one_does_not(tmp_path):
     gained = {}

@@ -18,6 +18,7 @@ from mafrt.cpu.library import library
 from mafrt.models.shared_base import SharedBase
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_every_stage_runs_on_a_cpu(tmp_path, capsys, monkeypatch):
     # TRL's process is a fork, which imports little again; in test_bench_costs.py the same is timed.

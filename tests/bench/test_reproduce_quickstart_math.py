@@ -14,6 +14,7 @@ def test_the_table():
     assert table(rows).splitlines()[2:] == ["| a | 0.500 |  |", "| b | 0.250 | 1.000 |"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "PREFIX_TASKS", 2)

@@ -49,6 +49,7 @@ def test_the_table_shows_gains_over_the_start():
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):
     words = ["--model_name_or_path", "teaching-base", "--seeds", "1", "--iterations", "1", "--episodes", "8"]

@@ -55,6 +55,7 @@ def test_on_two_tasks_nothing_but_the_right_triple_is_worth_much(held_out):
         assert max(wrong) < 0.3
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_no_fixed_programs_score_above_half_on_the_held_out_tasks(held_out):
     found = constants.constant_scores(held_out, constants.fixed_programs(), "bwrap")

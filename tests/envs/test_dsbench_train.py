@@ -29,6 +29,7 @@ def cache():
     patch.undo()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_from_demonstrations_to_an_evaluation(cache, tmp_path, capsys):
     config = ["--config", str(CONFIGS / "dsbench.yaml")]

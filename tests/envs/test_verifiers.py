@@ -331,6 +331,7 @@ def real():
     return str(python)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_real_package_plays_turns_teams_tools_and_their_own_environments(real, tmp_path, monkeypatch):
     one = make_env(f"verifiers:{ENVS}/one_turn.py", env_python=real)
@@ -372,6 +373,7 @@ def test_the_real_package_plays_turns_teams_tools_and_their_own_environments(rea
             make_env(f"verifiers:{ENVS}/one_turn.py", env_python=real, **settings)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_tools_and_a_judge_of_the_real_package(real):
     call = '<tool_call>\n{"name": "sums_add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -387,6 +389,7 @@ def test_tools_and_a_judge_of_the_real_package(real):
     assert result.rewards == {"solver": 1.0, "judge": 1.0}
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_team_of_the_real_package_trains_is_killed_and_goes_on(real, tmp_path):
     words = [sys.executable, "-m", "mafrt.scripts.main", "train"]

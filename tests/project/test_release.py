@@ -124,6 +124,7 @@ def test_an_unknown_word_is_refused(repository):
     assert "--now" in release(repository, "0.2.0", "--now").stderr
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_release_makes_a_tag_and_a_wheel(repository):
     told = release(repository, "0.2.0", "--do")

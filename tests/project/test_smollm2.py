@@ -15,6 +15,7 @@ from mafrt.core.types import Request, SamplingParams
 FOLDER = base_folder("smollm2")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(not (FOLDER / "config.json").is_file(), reason="run mafrt get_base smollm2 first"),
 ]
 QUESTIONS = [f"What is {a} {sign} {b}?" for a, b in ((2, 3), (17, 5), (40, 8), (9, 9)) for sign in "+-*"]

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("mafrt", "envs", "runners", "scripts", "profiles", "configs")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_wheel_trains_away_from_the_sources(tmp_path):
     source = tmp_path / "source"

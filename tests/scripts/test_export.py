@@ -280,6 +280,7 @@ def test_the_turns_of_a_run_are_a_data_set(run, tmp_path, capsys, monkeypatch):
     assert "writing a data set needs a package" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["messages", "prompt_completion"])
 def test_trl_trains_on_a_collected_file(run, tmp_path, layout):
