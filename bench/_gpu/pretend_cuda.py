@@ -241,7 +241,8 @@ class PretendCuda(TorchDispatchMode):
 
         self._undo.enter_context(mock.patch.object(threading.Thread, "run", with_device))
         self._undo.enter_context(_Placing())
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,11 +89,11 @@ def _function(dtype: torch.dtype) -> Callable[..., Any] | None:
     lib = library()
     if lib is None or dtype not in _FUNCTIONS:
         return None
-    function: Callable[..., Any] | None = getattr(lib, _FUNCTIONS[dtype], None)
+    function = getattr(lib, _FUNCTIONS[dtype], None)
     if function is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [pointer, number, number, number, pointer, number, pointer, pointer, number]
     function.argtypes += [pointer, pointer, number, ctypes.c_int]
     function.restype = None
-    return function
+    return cast(Callable[..., Any], function)

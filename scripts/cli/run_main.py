@@ -91,9 +91,6 @@ def _log_to_stderr() -> None:
 class _ToStderr(logging.StreamHandler[TextIO]):
     """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)

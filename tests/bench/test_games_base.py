@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import pytest
 import torch
@@ -118,17 +119,14 @@ def test_it_names_empty_cells_and_guesses_digits(loaded):
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_team_on_it_learns_the_way_and_a_frozen_one_does_not(tmp_path):
-    gained = {}
-    for name, words in {"learning": (), "frozen": ("--freeze", "all")}.items():
-        iterations = 12 if name == "learning" else 2
-        run = tmp_path / name
-        config = SHIPPED / "configs" / "game_plan_path.yaml"
-        done = run_python(
-            *("scripts/train.py", "--config", config, "--iterations", str(iterations)),
-            *("--eval_episodes", "0", "--run_dir", run, "--threads", "1", *words),
-        )
-        assert done.returncode == 0, done.stderr
-        scores = [json.loads(line)["score"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        gained[name] = scores[-1] - scores[0]
-    assert gained["learning"] > 0.1 and abs(gained["frozen"]) < 0.1
+def test_a_team_on_it_learns_the_way(tmp_path):
+    """That nothing rises where everybody is frozen: tests/envs/test_quickstart_math.py."""
+    config = SHIPPED / "configs" / "game_plan_path.yaml"
+    done = run_python(
+        *("scripts/train.py", "--config", config, "--iterations", "8", "--eval_episodes", "0"),
+        *("--run_dir", tmp_path / "run", "--threads", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    scores = [json.loads(line)["score"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # Chance moves a mean of 256 episodes by .03 (one standard error).
+    assert fmean(scores[-3:]) > scores[0] + 0.1

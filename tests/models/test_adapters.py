@@ -12,6 +12,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 
 from mafrt.config.agent import LoraSpec
+from mafrt.core import patterns
 from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.models.peft_format import CONFIG, WEIGHTS
 from mafrt.models.shared_base import SharedBase
@@ -296,8 +297,9 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     ["^([a-z0-9._]+)+!$", r"(.*)*x", ".*" * 20 + "x", "(.|.)" * 25 + "!", r"(\w+\.?)+!", "((.{1,9}){1,9}){1,99}x",
      "x" * 1001, "(" * 400 + "a", "a{99999999999999999999}"],
 )  # fmt: skip
-def test_a_target_that_takes_for_ever_or_is_none_is_refused(target):
+def test_a_target_that_takes_for_ever_or_is_none_is_refused(target, monkeypatch):
     """A run's args.yaml and a team file may come from anybody."""
+    monkeypatch.setattr(patterns, "CPU_S", 0.3)
     base = tiny_base()
     with pytest.raises(ConfigError, match="name the layers, as q_proj") as caught:
         base.match_targets("a", ("q_proj", target))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -169,7 +169,7 @@ class EnvironmentServer:
             def reset() -> pb.ResetReply:
                 return pack_reset(*opened.session.reset(seed=request.seed, options=options))
 
-            return self._answer(opened.session, "reset", reset, pb.ResetReply)
+            return cast(pb.ResetReply, self._answer(opened.session, "reset", reset, pb.ResetReply))
 
     def Step(self, request: pb.StepRequest, context: grpc.ServicerContext) -> pb.StepReply:
         with self._using(request.session, context) as opened:
