@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
@@ -76,7 +76,7 @@ def make_critic(base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm
     """The rule's critic, or the mixer that takes its place; of several bases, one for each."""
     kind, seed = declared(rule.settings.critic_class), seed_of(config.run.seed, "critic")
     if not isinstance(base, SeveralBases):
-        return kind.for_rule(base, config.learn, rule.settings, team.names, seed)
+        return cast(AnyCritic, kind.for_rule(base, config.learn, rule.settings, team.names, seed))
     tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
     parts = {}
     for name, part in base.parts.items():

@@ -247,7 +247,7 @@ def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> 
 
     Measured for a base on a CPU that is not quantised. Several processes do not measure: all need the same format.
     """
-    asked = settings["dtype"]
+    asked: str | None = settings["dtype"]
     if several or not _on_cpu(settings) or settings.make(BaseSettings).bits:
         return asked
     name = settings["model_name_or_path"]

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from mafrt.config import permission
 from mafrt.core.distributed import joined, started

@@ -22,6 +22,7 @@ def names(paths: list[Path]) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize("document", names([path for path in DOCUMENTS if "```python" in path.read_text()]))
 def test_python_snippets_run(document, tmp_path):
     """The blocks of a document run one after the other, as a reader would type them; `Saved as` makes a file first."""
