@@ -16,6 +16,8 @@ from bench._models import Rivals, random_model
 from bench._other_engines import ENGINES, open_engine
 from mafrt.core.errors import ConfigError
 
+pytestmark = pytest.mark.takes(slow=34)
+
 SHAPE = Namespace(vocab=64, width=64, mlp=96, layers=2)
 
 

@@ -13,6 +13,8 @@ from mafrt import algorithms
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 
+pytestmark = pytest.mark.takes(slow=30)
+
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
     assert {learn.task_of(name) for name in algorithms.ALGORITHMS} == set(learn.TASKS)

@@ -9,6 +9,8 @@ from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
 from bench.parts import PARTS
 from mafrt.runners.intervals import seed_interval
 
+pytestmark = pytest.mark.takes(fast=21)
+
 
 def test_words_in_turn():
     world = Words(2, 1, offset=8.0)

@@ -16,6 +16,8 @@ from mafrt.core.shipped import SHIPPED, base_folder
 from mafrt.envs.games import PlanPath, Sudoku
 from mafrt.envs.games.routes import STEPS
 
+pytestmark = pytest.mark.takes(slow=40)
+
 
 def asked(prompt: str) -> str:
     return render([{"role": "user", "content": prompt}])

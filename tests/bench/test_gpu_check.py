@@ -17,6 +17,8 @@ from bench._measure import Disagreement
 from mafrt.cpu.library import library
 from mafrt.models.shared_base import SharedBase
 
+pytestmark = pytest.mark.takes(slow=45)
+
 
 @pytest.mark.ci
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from bench.reproduce import games
 from bench.reproduce._commands import run
 from bench.reproduce.games import table
 
+pytestmark = pytest.mark.takes(slow=10)
+
 
 def test_the_table_has_means_and_intervals_over_seeds():
     runs = [{"eval/avg@2": value, "eval/greedy": 1.0} for value in (0.90, 0.95, 1.00)]

@@ -6,6 +6,8 @@ import pytest
 
 from bench.reproduce import programs
 
+pytestmark = pytest.mark.takes(slow=10)
+
 
 def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
     after = (0.90, 0.95, 1.00)

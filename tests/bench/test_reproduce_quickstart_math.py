@@ -8,6 +8,8 @@ from bench.reproduce import quickstart_math_baselines
 from bench.reproduce.quickstart_math_baselines import table
 from mafrt.scripts.baselines import table as baselines
 
+pytestmark = pytest.mark.takes(slow=18)
+
 
 def test_the_table():
     rows = [{"name": "a", "sampled": 0.5, "greedy": None}, {"name": "b", "sampled": 0.25, "greedy": 1.0}]

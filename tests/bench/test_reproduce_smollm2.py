@@ -11,6 +11,8 @@ from bench.reproduce.smollm2_math import Scores, table, write_demonstrations
 from mafrt.envs.math.stories import distinct
 from mafrt.runners.intervals import over_seeds
 
+pytestmark = pytest.mark.takes(slow=24)
+
 
 def test_records_of_the_warm_start(tmp_path):
     write_demonstrations(tmp_path / "d.jsonl", distinct("train", 5), 5)

@@ -29,6 +29,8 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts import train as train_script
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(fast=40, slow=20)
+
 
 class Judged(Digits):
     """Digits, with a verifier that says of every turn how many digits it has; the outcome is right or wrong."""

@@ -16,6 +16,8 @@ from mafrt.envs.dsbench.scripted import competent, play
 from mafrt.envs.dsbench.workspace import INSIDE
 from mafrt.envs.math import MathEnv, Task
 
+pytestmark = pytest.mark.takes(fast=45)
+
 PROFILES = Path(__file__).parents[2] / "profiles"
 FENCE = "```"
 

@@ -18,6 +18,8 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import chat, collect, evaluate, export, report, serve_team, show, train, train_math, train_tasks
 
+pytestmark = pytest.mark.takes(fast=65)
+
 SHORT = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "4", "--eval_episodes", "0"]
 EVIL = """
 import os

@@ -37,6 +37,8 @@ from mafrt.storage.load_path import resolve
 
 pytest.importorskip("httpx", reason="the extra [servers] is not installed: pip install httpx")
 
+pytestmark = pytest.mark.takes(fast=30)
+
 NAMES = ("a", "b", "c")
 
 

@@ -14,6 +14,8 @@ from mafrt.envs.dsbench.demonstrations import COLUMNS, good
 
 need("pandas", "sklearn")
 
+pytestmark = pytest.mark.takes(slow=50)
+
 
 @pytest.fixture(scope="module")
 def held_out():

@@ -27,6 +27,8 @@ from mafrt.envs.dsbench.workspace import FileSummary
 
 need("pandas", "sklearn")
 
+pytestmark = pytest.mark.takes(slow=50)
+
 
 @pytest.fixture(scope="module")
 def tasks():

@@ -29,6 +29,8 @@ from mafrt.storage import load_path
 
 need("pandas", "sklearn")
 
+pytestmark = pytest.mark.takes(slow=40)
+
 PROFILE = Path(__file__).parents[2] / "profiles" / "dsbench_brief.json"
 
 

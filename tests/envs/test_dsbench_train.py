@@ -16,6 +16,8 @@ from mafrt.scripts import evaluate, train_dsbench, train_sft
 
 need("pandas", "sklearn")
 
+pytestmark = pytest.mark.takes(slow=40)
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 

@@ -21,6 +21,8 @@ from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
 from mafrt.envs.math.answers import boxed, plain_number, quick_verdict, tidy
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
 
+pytestmark = pytest.mark.takes(fast=30)
+
 
 @pytest.fixture
 def verifier():

@@ -38,6 +38,8 @@ from mafrt.storage.load_path import resolve
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
+pytestmark = pytest.mark.takes(slow=40)
+
 PROGRAMS = Path(__file__).parents[1] / "programs.py"
 
 

@@ -10,6 +10,8 @@ import torch
 
 from mafrt.scripts import train_math
 
+pytestmark = pytest.mark.takes(slow=50)
+
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart_math.yaml"
 SHORT = ["--config", str(CONFIG), "--eval_episodes", "48", "--eval_samples", "1"]
 KEYS = {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"}

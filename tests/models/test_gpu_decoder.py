@@ -19,6 +19,8 @@ from mafrt.models.gpu.lean_decoder import LeanModel, agrees, decode_model
 from mafrt.models.kv_cache import prefill
 from mafrt.models.shared_base import SharedBase
 
+pytestmark = pytest.mark.takes(fast=19)
+
 LENGTHS = (9, 4, 12, 12, 1)
 
 

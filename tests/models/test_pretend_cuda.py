@@ -26,6 +26,8 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
+pytestmark = pytest.mark.takes(fast=35, slow=40)
+
 
 def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:
     base = tiny_base(**shape)

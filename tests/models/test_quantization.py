@@ -18,6 +18,8 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.optimizers import make_optimizer
 
+pytestmark = pytest.mark.takes(slow=30)
+
 ROOT = Path(__file__).parents[2]
 HAVE = importlib.util.find_spec("bitsandbytes") is not None
 needed = pytest.mark.skipif(not HAVE, reason="bitsandbytes is not installed: 4 and 8 bits are NOT tested here")

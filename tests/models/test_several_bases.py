@@ -31,6 +31,8 @@ from mafrt.scripts.serving.engine_queue import EngineQueue
 from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(fast=27)
+
 PAIRS = tuple(a + b for a in string.digits for b in string.digits)
 LLAMA_SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
 LLAMA_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "

@@ -12,6 +12,8 @@ from helpers_warm import run_python
 
 from mafrt.scripts import main as console
 
+pytestmark = pytest.mark.takes(fast=12, slow=36)
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

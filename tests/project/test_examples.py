@@ -11,6 +11,8 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.environment.registry import make_env
 from mafrt.scripts import train
 
+pytestmark = pytest.mark.takes(slow=25)
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = [
     "plain_openai",

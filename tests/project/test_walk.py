@@ -23,6 +23,8 @@ from helpers_flags import later_wins
 from helpers_fresh import fresh_environment
 from helpers_warm import end_server, start_python
 
+pytestmark = pytest.mark.takes(slow=130)
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ("README.md", "docs/tutorial.md")
 """Walked in the checkout."""

@@ -39,6 +39,8 @@ from mafrt.storage.args_file import write_args
 from mafrt.storage.load_path import resolve
 from mafrt.storage.run_record import load_record
 
+pytestmark = pytest.mark.takes(slow=18)
+
 HAND = {
     "chosen": [-2.0, -4.0],
     "rejected": [-3.0, -1.0],

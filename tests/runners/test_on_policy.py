@@ -24,6 +24,8 @@ from mafrt.core.types import StepResult
 from mafrt.runners.identity import Provenance
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(fast=40, slow=25)
+
 
 def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
     for level, iterations in (("token", 14), ("action", 16)):

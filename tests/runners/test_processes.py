@@ -28,6 +28,8 @@ from mafrt.rollout.task_stream import TaskStream, own_slots, shuffled_passes
 from mafrt.runners.checks import check_processes
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(slow=120)
+
 SCRIPT = Path(__file__).parents[1] / "toy_processes.py"
 # Adam divides by the gradient's size: a larger epsilon keeps the rounding of gradients near zero from being magnified.
 SHORT = {"iterations": 2, "save_interval": 0, "eval_episodes": 4, "opti_eps": 1e-5}

@@ -24,6 +24,8 @@ from mafrt.sandbox.inside import confine, limits
 from mafrt.sandbox.inside.zygote import SPARE
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
+pytestmark = pytest.mark.takes(fast=30)
+
 
 @pytest.fixture(scope="module", params=["bwrap", "degraded", "fusion"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:

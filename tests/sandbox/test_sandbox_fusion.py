@@ -16,6 +16,8 @@ from mafrt.sandbox import Execution, SandboxError, Workspace, fusion, open_sandb
 from mafrt.sandbox.inside import launcher
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
+pytestmark = pytest.mark.takes(fast=30)
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StandIn]:

@@ -18,6 +18,8 @@ from mafrt.sandbox.inside import limits, supervise, watch, workdir
 from mafrt.sandbox.inside.output import Kept
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
+pytestmark = pytest.mark.takes(fast=30)
+
 TIERS = ("bwrap", "bwrap-nocgroup", "degraded", "degraded-nocgroup")
 
 

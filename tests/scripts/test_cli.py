@@ -35,6 +35,8 @@ from mafrt.scripts.cli.train import go_on
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.transcript_files import read_transcript, transcript_files
 
+pytestmark = pytest.mark.takes(fast=40, slow=50)
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = Command("demo", "A demonstration.", TRAIN)
 SHORT = ["--iterations", "1", "--n_rollout_threads", "2", "--max_new_tokens", "4", "--eval_episodes", "0"]

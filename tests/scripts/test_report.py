@@ -23,6 +23,8 @@ from mafrt.scripts.reporting.page import build_page
 from mafrt.scripts.reporting.run_data import Table, read_run
 from mafrt.storage.transcripts import TranscriptWriter
 
+pytestmark = pytest.mark.takes(slow=60)
+
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     "\x1b[2J\x1b]0;title\x07 \u202eright to left\u202c \u2066isolate \ud83d\ude00 \N{GRINNING FACE} "
