@@ -9,7 +9,7 @@ from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
 from bench.parts import PARTS
 from mafrt.runners.intervals import seed_interval
 
-pytestmark = pytest.mark.takes(fast=21)
+pytestmark = pytest.mark.takes(slow=21)
 
 
 def test_words_in_turn():
@@ -97,6 +97,7 @@ def test_an_interval_by_hand():
     assert seed_interval([0.1]) is None  # a single seed has no interval
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_both_sides_differ_in_the_part_and_run(name, monkeypatch):
     part = PARTS[name]

@@ -18,7 +18,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import chat, collect, evaluate, export, report, serve_team, show, train, train_math, train_tasks
 
-pytestmark = pytest.mark.takes(fast=65)
+pytestmark = pytest.mark.takes(fast=15, slow=50)
 
 SHORT = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "4", "--eval_episodes", "0"]
 EVIL = """
@@ -131,6 +131,7 @@ def test_code_of_a_base_wants_a_flag_and_a_file_is_none(run, capsys, tmp_path):
     untouched(run, capsys, *readers(run, tmp_path), *players(run, "--no-trust_remote_code"))
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize("name", ["evil:Evil", "evil_package:Evil", "evil_package.sub:Evil", "FILE:Evil", "LINK:Evil"])
 @pytest.mark.parametrize("where", ["beside", "inside"])
 def test_a_module_inside_the_run_is_not_imported(run, capsys, tmp_path, monkeypatch, name, where):
@@ -149,6 +150,7 @@ def test_a_module_inside_the_run_is_not_imported(run, capsys, tmp_path, monkeypa
     assert said[0].count("\n") == said[3].count("\n") == 1
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize(
     "settings",
     [
@@ -181,6 +183,7 @@ def test_no_setting_of_a_run_names_its_own_code_or_another_machine(run, capsys, 
     untouched(run, capsys, (train_math.main, "--config", "args.yaml", "--run_dir", "../again"))
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize(
     "environment",
     [

@@ -26,7 +26,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
-pytestmark = pytest.mark.takes(fast=35, slow=40)
+pytestmark = pytest.mark.takes(fast=22, slow=50)
 
 
 def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:
@@ -70,13 +70,14 @@ def test_planted_faults_of_each_kind_are_noticed():
 # --------------------------------------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         {"kl_coef": 0.01, "entropy_coef": 0.01},
-        pytest.param({"algorithm": "qmix", "n_samples": 2, "adapter_scope": "action"}, marks=pytest.mark.slow),
-        pytest.param({"algorithm": "happo", "async_steps": 1}, marks=pytest.mark.slow),
-        pytest.param({"level": "action", "top_p": 0.9, "top_k": 20}, marks=pytest.mark.slow),
+        {"algorithm": "qmix", "n_samples": 2, "adapter_scope": "action"},
+        {"algorithm": "happo", "async_steps": 1},
+        {"level": "action", "top_p": 0.9, "top_k": 20},
     ],
 )
 def test_a_run_with_every_stage_mixes_no_devices(tmp_path, changes):

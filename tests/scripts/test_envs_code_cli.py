@@ -32,6 +32,7 @@ def manifests(run):
     return [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("*/manifest.json"))]
 
 
+@pytest.mark.slow
 def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys, monkeypatch):
     opened = factory._shared  # sandboxes of earlier tests in this process are not of this run
     monkeypatch.setattr(factory, "_shared", {name: kept for name, kept in opened.items() if name == "bwrap"})
@@ -55,6 +56,7 @@ def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys, monkeypat
     ]
 
 
+@pytest.mark.slow
 def test_a_team_of_three_votes_on_programs_stops_and_goes_on(workdir):
     words = ["--env", "code", "--workflow", "vote", "--profile_path", "profiles/math_trio.json", "--coach", "rules"]
     words += later_wins(*SHORT, "--run_dir", "run", "--iterations", "1", "--n_rollout_threads", "2")

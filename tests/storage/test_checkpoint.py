@@ -509,6 +509,7 @@ def test_killed_at_any_instant(tmp_path):
     assert saves > 10 and steps > 10  # most rounds got somewhere before they were killed
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_killed_at_any_instant_on_a_disk(tmp_path):
     steps, saves = map(int, run_child(RANDOM_KILLS, tmp_path, "150").split())
