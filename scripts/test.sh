@@ -27,6 +27,7 @@ if [ "${COVERAGE:-}" = 1 ]; then
   # Of the fast tests only: the slow ones run mostly in processes of their own.
   "${side_by_side[@]}" -m "not slow and not ci" --cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=
   echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
+  [ "${1:-}" != --fast ] || exit 0
   chosen="slow${chosen:+ and $chosen}"
 fi
-exec "${side_by_side[@]}" -m "$chosen"
+exec "${side_by_side[@]}" -m "$chosen" "${@:2}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from conftest import pytest_collection_modifyitems
 from helpers_schedule import FileRuns
 
 LISTED = ["a.py::one", "a.py::two[x::y]", "a.py::three", "b.py::one", "b.py::two", "b.py::three", "a.py::slow"]
@@ -41,3 +42,30 @@ def test_fast_and_slow_tests_of_a_file_are_given_out_apart():
     for number in (4, 5):
         schedule.mark_test_complete(nodes[1], number)
     assert schedule.tests_finished and nodes[0].told == [0, 1, 2]
+
+
+class Listed(SimpleNamespace):
+    """A test with its marks."""
+
+    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
+        return self.marks.get(name)
+
+
+def test_the_longest_files_come_first_among_the_fast_tests_and_among_the_slow_ones():
+    takes = SimpleNamespace(kwargs={"fast": 5, "slow": 90})
+    other = SimpleNamespace(kwargs={"fast": 30})
+    listed = [
+        Listed(name="short", marks={}),
+        Listed(name="slow and short", marks={"slow": True, "takes": other}),
+        Listed(name="fast of a long file", marks={"takes": takes}),
+        Listed(name="slow of a long file", marks={"slow": True, "takes": takes}),
+        Listed(name="longest of the fast", marks={"takes": other}),
+    ]
+    alone, side_by_side = list(listed), list(listed)
+    pytest_collection_modifyitems(SimpleNamespace(workerinput={}), side_by_side)  # type: ignore[arg-type]
+    assert [one.name for one in side_by_side] == [
+        *("longest of the fast", "fast of a long file", "short"),
+        *("slow of a long file", "slow and short"),
+    ]
+    pytest_collection_modifyitems(SimpleNamespace(), alone)  # type: ignore[arg-type]
+    assert [one.name for one in alone][:3] == ["short", "fast of a long file", "longest of the fast"]
