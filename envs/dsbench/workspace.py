@@ -358,7 +358,7 @@ class Bench:
 
         # A deadline or a lack of memory may be the machine's fault, and is not held against the next one.
         keep = lambda result: result[0].status in ("ok", "error")  # noqa: E731
-        return cast(tuple[Execution, dict[str, bytes]], self.memo.get(_key(code, files, fetch), work, size, keep))
+        return cast("tuple[Execution, dict[str, bytes]]", self.memo.get(_key(code, files, fetch), work, size, keep))
 
 
 @cache
