@@ -73,6 +73,11 @@ COMMAND = Command(
 def serve(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     asked, model = settings.make(TinkerSettings), settings.make(BaseSettings)
+    if asked.adapters > asked.slots and "adapters" in settings.given:
+        raise ConfigError(
+            f"adapters is {asked.adapters}, and of all clients together {asked.slots} are in memory (slots); choose at "
+            f"most {asked.slots}, or more slots."
+        )
     tokens = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
     if asked.host not in LOOPBACK and not tokens:
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
@@ -87,7 +92,7 @@ def serve(argv: Sequence[str]) -> int:
     check_models(settings, team)
     limits = Limits(
         sessions=asked.sessions,
-        adapters=asked.adapters,
+        adapters=min(asked.adapters, asked.slots),
         slots=asked.slots,
         batch_tokens=asked.batch_tokens,
         body_mib=asked.body_mib,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.team import Team
 from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import ConfigError
-from mafrt.environment.registry import make_env
+from mafrt.environment.registry import held_out_of, make_env
 from mafrt.environment.workers import guarded
 from mafrt.envs.math import MathEnv
 from mafrt.scripts.baselines.table import BaselineRow, Baselines, place_start, table
@@ -39,6 +39,7 @@ class BaselinePlan:
     """What the baselines need besides the evaluation itself; made before a model is loaded."""
 
     train_env: Env
+    choice_env: Env
     team: Team
     start: dict[str, Path]
     """adapter -> folder of the weights that the run began with; empty for the base without training"""
@@ -53,6 +54,7 @@ class BaselinePlan:
         parts = Baselines(
             env=env,
             train_env=self.train_env,
+            choice_env=self.choice_env,
             player=player,
             base=base,
             start=place_start(base, self.team, self.start),
@@ -81,8 +83,11 @@ def plan(settings: Settings, loaded: LoadSource | None, env: Env, team: Team) ->
         raise ConfigError("baselines compare a team on one base, and agents of this team name their own model.")
     stored, _ = stored_args(loaded)
     played = int(stored.get("iterations", 0)) * int(stored.get("n_rollout_threads", 0))
+    train_env = training_env(settings, loaded, team)
+    choice_env = validation_env(settings, loaded, train_env)
     return BaselinePlan(
-        guarded(training_env(settings, loaded, team), settings["env_timeout_s"]),
+        guarded(train_env, settings["env_timeout_s"]),
+        guarded(choice_env, settings["env_timeout_s"]),
         team,
         start_of(stored, None if loaded is None else loaded.run),
         asked.baseline_votes,
@@ -107,7 +112,21 @@ def training_env(settings: Settings, loaded: LoadSource | None, team: Team) -> E
         raise ConfigError("baselines choose on training tasks, and --dataset_path names none; leave it out.")
     if run is not None and "env" not in settings.flags:
         return rebuild(run).env
-    if settings["env"] is None:
-        return MathEnv(team=team)
-    kwargs = with_places(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
-    return make_env(settings["env"], **kwargs)
+    return MathEnv(team=team) if settings["env"] is None else make_env(settings["env"], **_arguments(settings))
+
+
+def validation_env(settings: Settings, loaded: LoadSource | None, train_env: Env) -> Env:
+    """The environment of the validation tasks beside those of `train_env`, which is returned where there are none."""
+    run = run_of(loaded)
+    if run is not None and "env" not in settings.flags:
+        found = rebuild(run, split="validation").eval_env
+    elif settings["env"] is None:
+        return train_env
+    else:
+        other = held_out_of(train_env, "validation")
+        found = make_env(settings["env"], **{**_arguments(settings), **other}) if other else None
+    return train_env if found is None or found.split == "test" else found
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    return with_places(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import torch
 
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
@@ -13,11 +15,16 @@ from mafrt.runners.offline.replay import RecordedTurn
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
+    from mafrt.runners.loop import Progress
     from mafrt.runners.offline.dataset import Record
 
 SAMPLES = 8
 """episodes of a training task, as many as one group of a training run"""
 BATCH = 64
+RATES = (1 / 3, 1.0, 3.0)
+"""tried, as factors of `--baseline_lr`"""
+PASSES = 4
+"""most passes over the records; after each one the adapters are scored"""
 
 
 def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
@@ -33,10 +40,50 @@ def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
     return examples_of(turns, at_least)
 
 
-def imitate(records: Sequence[Record], team: Team, base: Bases, lr: float, seed: int) -> None:
-    """One pass over the records; the adapters of `team`, which are on `base`, learn."""
+def imitate(
+    records: Sequence[Record], team: Team, base: Bases, lr: float, seed: int, score: Callable[[], float]
+) -> tuple[float, int]:
+    """Imitate the records at several rates, with several passes, and leave the best weights.
+
+    Args:
+        records: what is imitated.
+        team: its adapters, which are on `base`, learn; each rate begins with their weights.
+        base: the base.
+        lr: the middle one of the rates.
+        seed: of the order of the records.
+        score: of the team as it is, on tasks that are not held out; the highest one chooses.
+
+    Returns:
+        The rate and the number of passes that were chosen; 0 passes where the start itself is best.
+    """
     from mafrt.runners.offline.runner import Offline
     from mafrt.runners.offline.sft import Sft
 
-    config = TrainConfig.of(lr=lr, seed=seed, save_interval=0)
-    Offline(RecordPasses(records, batch_size=BATCH), Sft(), team, base.main, config).run()
+    start = _weights(base, team)
+    best, chosen, most = start, (lr, 0), score()
+    for factor in RATES:
+        _restore(base, start)
+        config = TrainConfig.of(lr=factor * lr, seed=seed, save_interval=0)
+        runner = Offline(RecordPasses(records, epochs=PASSES, batch_size=BATCH), Sft(), team, base.main, config)
+
+        def look(done: Progress, rate: float = factor * lr) -> None:
+            nonlocal best, chosen, most
+            if done.iteration * PASSES % done.iterations == 0 and (found := score()) > most:
+                best, most = _weights(base, team), found
+                chosen = rate, done.iteration * PASSES // done.iterations
+
+        runner.run(look)
+    _restore(base, best)
+    return chosen
+
+
+def _weights(base: Bases, team: Team) -> dict[str, list[torch.Tensor]]:
+    return {name: [each.detach().clone() for each in base.adapter_parameters(name)] for name in team.adapters}
+
+
+@torch.no_grad()
+def _restore(base: Bases, weights: dict[str, list[torch.Tensor]]) -> None:
+    for name, tensors in weights.items():
+        for own, tensor in zip(base.adapter_parameters(name), tensors, strict=True):
+            own.copy_(tensor)
+        base.bump(name)

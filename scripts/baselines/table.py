@@ -1,7 +1,8 @@
 """The baselines on the tasks of an evaluation, and the table that holds them beside the team.
 
 `start` is the team before reinforcement learning: the base without training, or the adapters that the run began with.
-Whatever has to be chosen (the answer, the prefix, the imitated episodes) is chosen on training tasks.
+Whatever has to be chosen is chosen on other tasks: the answer, the prefix and the imitated episodes on those of
+training, rate and passes of the imitation on those of validation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mafrt.envs.games.base import PLAYERS, Game, play
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.runners.evaluation import SOLVED, evaluate
 from mafrt.runners.evaluation_summary import majority, number, numbers
-from mafrt.scripts.baselines.imitation import SAMPLES, imitate, solved_turns
+from mafrt.scripts.baselines.imitation import PASSES, SAMPLES, imitate, solved_turns
 from mafrt.storage.report import aligned
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ PREFIXES = (
 """tried as the beginning of the deciding agents' answers; see `mafrt.engines.prefixed.filled`"""
 PREFIX_TASKS = 64
 """training tasks on which a prefix is chosen, by its greedy score"""
+CHOICE_TASKS = 64
+"""validation tasks on which rate and passes of the imitation are chosen, by the greedy score"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Baselines:
     env: Env
     """held-out tasks"""
     train_env: Env
+    choice_env: Env
+    """validation tasks, by which the imitation is tuned; those of training where there are none"""
     player: Player
     """plays the evaluated team"""
     base: Bases
@@ -84,7 +89,7 @@ class Baselines:
     episodes: int
     """training episodes of the imitation"""
     lr: float
-    """learning rate of the imitation"""
+    """middle learning rate of the imitation"""
 
     def rows(self, team: Evaluation) -> Iterator[BaselineRow]:
         """The evaluated team first, then each baseline as soon as it is measured."""
@@ -138,7 +143,12 @@ class Baselines:
         if not records:
             yield BaselineRow(f"{name}: none")
             return
-        imitate(records, self.start, self.base, self.lr, self.plan.seed)
+
+        def score() -> float:
+            return self._played(self._player(), self.choice_env, tasks=CHOICE_TASKS, samples=0).greedy or 0.0
+
+        rate, passes = imitate(records, self.start, self.base, self.lr, self.plan.seed, score)
+        name += f", {passes} of {PASSES} passes at {rate:.2g}" if passes else ", which is no better than the start"
         yield row(name, self._played(self._player()))
 
     def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:

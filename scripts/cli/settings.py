@@ -171,7 +171,7 @@ class BaselineSettings:
     baseline_episodes: int = 0
     """training episodes of the rejection-sampling imitation; 0: as many as the run has played, or 3840 without a run"""
     baseline_lr: float = 1e-3
-    """learning rate of the imitation"""
+    """middle one of the three learning rates of the imitation; validation tasks choose among them and up to 4 passes"""
 
     def __post_init__(self) -> None:
         for name, least in (("baseline_votes", 1), ("baseline_episodes", 0)):

@@ -6,19 +6,21 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers_models import add_random_adapter, tiny_base
 
 from mafrt.config.team import Team
 from mafrt.core.types import Episode, Request, SamplingParams, Turn
 from mafrt.engines.prefixed import PrefixedEngine, filled
 from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.registry import make_env
 from mafrt.envs.games import PlanPath, baseline_scores
 from mafrt.envs.math import MathEnv, Task
 from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.scripts import evaluate
 from mafrt.scripts.baselines import table as baselines
-from mafrt.scripts.baselines.build import start_of
-from mafrt.scripts.baselines.imitation import solved_turns
+from mafrt.scripts.baselines.build import start_of, validation_env
+from mafrt.scripts.baselines.imitation import PASSES, RATES, imitate, solved_turns
 
 
 class Letters:
@@ -74,6 +76,47 @@ def test_imitation_takes_the_solved_episodes_and_equal_turns_once():
     assert [record.turns[0].action_ids for record in records] == [[5], [7]]
 
 
+def test_rate_and_passes_of_the_imitation_are_those_that_score_best():
+    """A stand-in for the score: the log-probability of what is imitated, and of its opposite."""
+    base = tiny_base()
+    add_random_adapter(base, "solver")
+    team = Team.of(("solver",))
+    before = [p.detach().clone() for p in base.adapter_parameters("solver")]
+    turn = Turn("solver", [5, 6, 7], [8, 9, 10], [0.0] * 3, "eos", "x", turn=0, env_step=0, adapter_version=0)
+    records = solved_turns([Episode("1", "g", [turn], outcome=1.0)], 1.0)
+
+    def likely():
+        index = torch.tensor([base.adapter_index("solver")])
+        with torch.no_grad():
+            table = base.logits(base.forward(torch.tensor([[5, 6, 7, 8, 9, 10]]), None, index))[0].log_softmax(-1)
+        return sum(table[place, token].item() for place, token in zip((2, 3, 4), (8, 9, 10), strict=True))
+
+    low = likely()
+    scores = []
+
+    def score():
+        scores.append(likely())
+        return scores[-1]
+
+    rate, passes = imitate(records, team, base, 1e-2, 1, score)
+    assert len(scores) == 1 + len(RATES) * PASSES and scores[0] == low
+    best = scores.index(max(scores)) - 1
+    assert likely() == max(scores) > low
+    assert (rate, passes) == (1e-2 * RATES[best // PASSES], best % PASSES + 1)
+    for own, first in zip(base.adapter_parameters("solver"), before, strict=True):
+        own.data.copy_(first)
+    base.bump("solver")
+    assert imitate(records, team, base, 1e-2, 1, lambda: -likely())[1] == 0  # worse at once: the start stays
+    assert all(map(torch.equal, base.adapter_parameters("solver"), before))
+
+
+def test_the_imitation_of_a_run_is_chosen_on_its_validation_tasks():
+    settings = evaluate.COMMAND.read(["--env", "sudoku", "--env_kwargs", "brief=true"])
+    train_env = make_env("sudoku", brief=True)
+    found = validation_env(settings, None, train_env)
+    assert (train_env.split, found.split) == ("train", "validation")
+
+
 def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
     base = tiny_base()
     add_random_adapter(base, "solver")
@@ -89,6 +132,7 @@ def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
 @pytest.mark.slow
 def test_the_whole_table_on_the_untrained_base(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(baselines, "PREFIX_TASKS", 2)
+    monkeypatch.setattr(baselines, "CHOICE_TASKS", 2)
     monkeypatch.setattr(baselines, "PREFIXES", ("{first}", "\\boxed{"))
     words = ["--tasks", "3", "--k", "1", "--max_new_tokens", "24", "--threads", "1", "--baselines"]
     words += ["--baseline_votes", "2", "--baseline_episodes", "16", "--output", str(tmp_path / "out.json")]

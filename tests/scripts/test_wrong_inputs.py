@@ -281,6 +281,7 @@ serve_team run --host 0.0.0.0                                   | MAFRT_SERVE_TO
 serve_tinker --port 99999                                       | 0..65535
 serve_tinker --host 0.0.0.0                                     | MAFRT_TINKER_TOKEN
 serve_tinker --slots 1                                          | at least 2
+serve_tinker --slots 4 --adapters 5                               | at most 4, or more slots
 serve_tinker --output empty.jsonl                               | cannot be written to
 train --env verifiers:x --env_python no/such                    | is no program that can be run
 train --env resoning_gym:x                                      | did you mean 'reasoning_gym:x'
