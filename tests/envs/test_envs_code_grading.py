@@ -189,6 +189,18 @@ def test_setup_code_and_tests_that_cannot_run(grader, tmp_path):
         grader.grade(task, "def f(x): return 2")
 
 
+def test_programs_and_tests_inherit_nothing_of_ours(grader, tmp_path):
+    """Where our own file postpones annotations, those of a program are evaluated all the same."""
+    program = "def f(x: int): return f.__annotations__['x'] is int"
+    for form in ("assert f(1) == True", "assert bool(f(2)) and f.__name__ == 'f'"):
+        assert grader.grade(make(tmp_path, text="x", test_list=[form]), program).passed == 1
+    setup = "def known(x: int): pass"
+    in_setup = make(tmp_path, text="x", test_setup_code=setup, test_list=["assert f() == True"])
+    assert grader.grade(in_setup, "def f(): return known.__annotations__['x'] is int").passed == 1
+    asks = CodeTask("s", "x", stdin=(StdinTest("", "True"),))
+    assert grader.grade(asks, "def f(x: int): pass\nprint(f.__annotations__['x'] is int)").passed == 1
+
+
 def test_programs_that_read_and_print(grader):
     task = CodeTask("s", "x", stdin=(StdinTest("2 3\n", "5\n"), StdinTest("1 1", "2"), StdinTest("", "none\n")))
     right = "import sys\nwords = sys.stdin.read().split()\nprint(sum(map(int, words)) if words else 'none')"

@@ -183,7 +183,7 @@ def main() -> dict[str, Any]:
     known, status, trace = results_known(given["rounds"])
     instrument = Instrument()
     tree = instrument.visit(ast.parse(source, "tests.py"))
-    program = compile(ast.fix_missing_locations(tree), "tests.py", "exec")
+    program = compile(ast.fix_missing_locations(tree), "tests.py", "exec", dont_inherit=True)
     trial = TestRun(known, given["in_place"], instrument)
     asked = {"__holds__": trial.holds, "__escaped__": trial.escaped, "__Failed__": (Exception, Missed)}
     space: dict[str, Any] = {"__name__": "tests", **asked}
@@ -191,7 +191,7 @@ def main() -> dict[str, Any]:
     random.seed(0)
     try:
         if given["before"]:
-            exec(compile(given["before"], "before.py", "exec"), space)
+            exec(compile(given["before"], "before.py", "exec", dont_inherit=True), space)
         space.update({name: trial.stand_in(name) for name in given["names"]})
         exec(program, space)
         if "check" in space and given["entry"]:

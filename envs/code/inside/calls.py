@@ -28,8 +28,8 @@ def load(asked: dict[str, Any]) -> dict[str, Any]:
         source = file.read()
     linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
     space: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
-    exec(compile(asked["before"], "before.py", "exec"), space)
-    exec(compile(source, "solution.py", "exec"), space)
+    exec(compile(asked["before"], "before.py", "exec", dont_inherit=True), space)
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), space)
     return space
 
 

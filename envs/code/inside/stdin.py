@@ -28,7 +28,7 @@ def load(asked: dict[str, Any]) -> CodeType:
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()
     linecache.cache["solution.py"] = (len(source), None, source.splitlines(True), "solution.py")
-    return compile(source, "solution.py", "exec")
+    return compile(source, "solution.py", "exec", dont_inherit=True)
 
 
 def run(program: CodeType, text: str, asked: dict[str, Any]) -> dict[str, Any]:
