@@ -139,8 +139,9 @@ class Sudoku(Game):
 
     def _end(self, speaker: str, rules: Scored) -> StepResult:
         solved, outcome = float(self.right == self.empty), self.right / self.empty
-        # All digits that were said, right or wrong, are the answer in a vote over episodes of one puzzle.
-        answers = {"filler": {"key": " ".join(sorted(self.filled)) or None, "score": outcome}}
+        # The digits are the answer in a vote over episodes of one puzzle. A game that a wrong one has ended shows its
+        # players that it is lost, so it does not vote.
+        answers = {"filler": {"key": " ".join(sorted(self.filled)) if solved else None, "score": outcome}}
         info = {"outcome": outcome, "measures": {"solved": solved}, "answers": answers, **scored(speaker, rules)}
         return StepResult({}, {}, True, False, info)
 

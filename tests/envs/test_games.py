@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 
@@ -151,9 +152,11 @@ def test_votes_compare_answers_as_they_were_said():
     puzzle.step({"chooser": f"{second // 4 + 1} {second % 4 + 1}"})
     puzzle.step({"filler": right})
     puzzle.step({"chooser": f"{first // 4 + 1} {first % 4 + 1}"})
-    info = puzzle.step({"filler": wrong}).info
-    key = " ".join(sorted((f"{first}={wrong}", f"{second}={right}")))
-    assert info["answers"] == {"filler": {"key": key, "score": 0.5}}
+    lost = copy.deepcopy(puzzle).step({"filler": wrong}).info
+    assert lost["answers"] == {"filler": {"key": None, "score": 0.5}}  # its players see that it is lost
+    info = puzzle.step({"filler": str(puzzle.solution[first])}).info
+    key = " ".join(sorted(f"{cell}={puzzle.solution[cell]}" for cell in (first, second)))
+    assert info["answers"] == {"filler": {"key": key, "score": 1.0}}
 
 
 def test_a_random_move_of_sokoban_moves_the_walker():
