@@ -104,13 +104,16 @@ def test_credit_writes_its_own_fields_only(rule, episodes):
 
 
 @pytest.mark.parametrize("rule", ["gae", "ippo", "grpo", "dr_grpo", "rloo", "dr_mas", "at_grpo", "gigpo"])
-@given(episodes=batches())
+@given(episodes=batches(), by_turn=st.booleans())
 @settings(max_examples=15, deadline=None)
-def test_problems_are_independent(rule, episodes):
-    """Without a normalisation over the batch, dropping all other problems changes nothing."""
+def test_problems_are_independent(rule, episodes, by_turn):
+    """Without a normalisation over the batch, dropping all other problems changes nothing.
+
+    Whether turns are paid as they come is a fact of the environment, which is read off the whole batch.
+    """
     alone = [e for e in copy.deepcopy(episodes) if e.group == "p"]
-    assign(episodes, rule)
-    assign(alone, rule)
+    assign(episodes, rule, by_turn=by_turn, opponents=False)
+    assign(alone, rule, by_turn=by_turn, opponents=False)
     assert filled(alone) == filled([e for e in episodes if e.group == "p"])
 
 

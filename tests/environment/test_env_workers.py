@@ -299,9 +299,10 @@ def test_nothing_is_left_when_the_sessions_are_gone():
     del env, siblings, session
     gc.collect()
     assert nursery not in children_of(os.getpid())
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    until = time.monotonic() + 60  # a busy machine takes a while to bury what was killed
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_nursery_that_was_killed_is_replaced():
