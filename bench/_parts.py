@@ -29,7 +29,9 @@ class Words(Env):
         rounds: turns of each agent.
         together: whether all speak at once.
         offset: added to the outcome in every other box, whatever is said.
+        boxes: kinds of tasks.
         fixed: boxes in which every word is right, so that nothing can be learnt there.
+        numbered: whether agents see which turn it is; the right word then depends on it too.
         relay: the words of the last agent count nothing, and it is paid for the word before its own.
         scale: factor of the last agent's rewards.
     """
@@ -43,20 +45,27 @@ class Words(Env):
         *,
         together: bool = False,
         offset: float = 0.0,
+        boxes: int = BOXES,
         fixed: int = 0,
+        numbered: bool = False,
         relay: bool = False,
         scale: float = 1.0,
     ) -> None:
         self.agents, self.relay, self.scale = team(size).names, relay, scale
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
-        self.num_tasks = BOXES
+        self.num_tasks, self.numbered, self.first = boxes, numbered, 0
 
     def evaluated(self) -> Words:
-        """The same boxes without offset, scale and given boxes: only words that are right by themselves count."""
-        return Words(len(self.agents), self.rounds, together=self.together, relay=self.relay)
+        """The boxes where words differ, without offset and scale: only words that are right by themselves count."""
+        left = self.num_tasks - self.fixed
+        world = Words(
+            len(self.agents), self.rounds, together=self.together, boxes=left, numbered=self.numbered, relay=self.relay
+        )
+        world.first = self.fixed
+        return world
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        self.box = self.first + (options["task"] if options else self.rng.randrange(self.num_tasks))
         self.right, self.done, self.said = 0.0, 0, ""
         return self._ask(0), {"task": str(self.box)}
 
@@ -77,10 +86,11 @@ class Words(Env):
 
     def _ask(self, step: int) -> dict[str, str]:
         speaking = self.agents if self.together else (self.agents[step % len(self.agents)],)
-        return dict.fromkeys(speaking, f"Box {self.box}.")
+        return dict.fromkeys(speaking, f"Box {self.box}, word {step + 1}." if self.numbered else f"Box {self.box}.")
 
     def _is_right(self, text: str) -> bool:
-        return self.box < self.fixed or text.strip() == WORDS[self.box % len(WORDS)]
+        place = self.box + (self.done if self.numbered else 0)
+        return self.box < self.fixed or text.strip() == WORDS[place % len(WORDS)]
 
 
 class Helpers(Env):

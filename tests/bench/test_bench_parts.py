@@ -97,6 +97,27 @@ def test_an_interval_by_hand():
     assert seed_interval([0.1]) is None  # a single seed has no interval
 
 
+def test_values_that_hold_together():
+    """By hand: .01 against .05 / 3, .02 against .05 / 2, .06 against .05."""
+    assert parts.holm([0.06, 0.01, 0.02]) == [False, True, True]
+    assert parts.holm([0.02, 0.02, 0.02]) == [False, False, False]  # the least has to be below .05 / 3
+    assert parts.holm([]) == []
+
+
+def test_numbered_turns_have_words_of_their_own_and_given_boxes_are_not_scored():
+    world = Words(2, 1, numbered=True)
+    assert world.reset(options={"task": 1})[0] == {"agent0": "Box 1, word 1."}
+    second = world.step({"agent0": WORDS[1]})
+    assert second.observations == {"agent1": "Box 1, word 2."}
+    assert world.step({"agent1": WORDS[2]}).info["outcome"] == 1.0
+    scored = Words(2, 1, boxes=32, fixed=30).evaluated()
+    assert scored.num_tasks == 2
+    assert scored.reset(options={"task": 1})[0] == {"agent0": "Box 31."}
+    assert scored.step({"agent0": WORDS[3]}).rewards == {"agent0": 1.0}
+    scored.reset(options={"task": 0})
+    assert scored.step({"agent0": "x"}).rewards == {"agent0": 0.0}
+
+
 @pytest.mark.slow  # all together
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_both_sides_differ_in_the_part_and_run(name, monkeypatch):
