@@ -339,7 +339,7 @@ def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
 
 
 def test_a_stopped_run_goes_on_exactly(tmp_path, monkeypatch):
-    import test_swap_and_dynamic_sampling as loop
+    import helpers_runs as loop
 
     monkeypatch.setattr(loop, "make", make)
     monkeypatch.setattr(loop, "train", lambda *args, **kwargs: make(*args, **kwargs).run())

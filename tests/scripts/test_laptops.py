@@ -46,7 +46,7 @@ assert sys.platform == "darwin" and not os.path.exists("/proc/self") and not has
 assert threads.cores() >= 1 and gpus.gpu_there() is None
 
 from mafrt.core import _match_patterns, patterns
-sys.stdin = io.StringIO(json.dumps({"patterns": ["(a|b)+"], "texts": ["abba", "abc"]}))
+sys.stdin = io.StringIO(json.dumps({"patterns": ["(a|b)+"], "texts": ["abba", "abc"], "cpu_s": 2.0}))
 sys.stdout, way = io.StringIO(), sys.stdout
 _match_patterns.main()
 matched, sys.stdout = sys.stdout.getvalue(), way
