@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode
@@ -14,6 +12,8 @@ from mafrt.runners.offline.dataset import RecordPasses
 from mafrt.runners.offline.replay import RecordedTurn
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mafrt.models.several_bases import Bases
     from mafrt.runners.loop import Progress
     from mafrt.runners.offline.dataset import Record
@@ -77,13 +77,12 @@ def imitate(
     return chosen
 
 
-def _weights(base: Bases, team: Team) -> dict[str, list[torch.Tensor]]:
+def _weights(base: Bases, team: Team) -> dict[str, list[Tensor]]:
     return {name: [each.detach().clone() for each in base.adapter_parameters(name)] for name in team.adapters}
 
 
-@torch.no_grad()
-def _restore(base: Bases, weights: dict[str, list[torch.Tensor]]) -> None:
+def _restore(base: Bases, weights: dict[str, list[Tensor]]) -> None:
     for name, tensors in weights.items():
         for own, tensor in zip(base.adapter_parameters(name), tensors, strict=True):
-            own.copy_(tensor)
+            own.data.copy_(tensor)
         base.bump(name)
