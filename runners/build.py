@@ -75,32 +75,28 @@ def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initia
 def make_critic(base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm) -> AnyCritic:
     """The rule's critic, or the mixer that takes its place; of several bases, one for each."""
     kind, seed = declared(rule.settings.critic_class), seed_of(config.run.seed, "critic")
-    if not isinstance(base, SeveralBases):
-        return cast(AnyCritic, kind.for_rule(base, config.learn, rule.settings, team.names, seed))
-    tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
-    parts = {}
-    for name, part in base.parts.items():
-        own = [agent for agent in team.names if base.of_agent(agent) is part]
-        parts[name] = kind.for_rule(part, config.learn, rule.settings, own, seed, tokenizers)
-    return SeveralCritics(parts)
+    several = isinstance(base, SeveralBases)
+    tokenizers = [{name: base.of_agent(name).tokenizer for name in team.names}] if several else []
+    parts = {
+        name: kind.for_rule(part, config.learn, rule.settings, _on(part, base, team).names, seed, *tokenizers)
+        for name, part in base.parts.items()
+    }
+    return SeveralCritics(parts) if several else cast(AnyCritic, parts[base.name])
 
 
 def make_learner(
     base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm, sampling: Mapping[str, SamplingParams]
 ) -> AnyLearner:
     """The learner, with each adapter's own optimizer and loss settings; of several bases, one for each."""
-    if isinstance(base, SeveralBases):
-        parts = {
-            name: _make_learner(part, _on(team, base, part), config, rule, sampling)
-            for name, part in base.parts.items()
-        }
-        return SeveralLearners(parts, base.part_of)
-    return _make_learner(base, team, config, rule, sampling)
+    parts = {
+        name: _make_learner(part, _on(part, base, team), config, rule, sampling) for name, part in base.parts.items()
+    }
+    return SeveralLearners(parts, base.part_of) if isinstance(base, SeveralBases) else parts[base.name]
 
 
-def _on(team: Team, bases: SeveralBases, part: SharedBase) -> Team:
+def _on(part: SharedBase, base: Bases, team: Team) -> Team:
     """The agents that sit on one base."""
-    return Team(tuple(agent for agent in team.agents if bases.of_agent(agent.name) is part))
+    return Team(tuple(agent for agent in team.agents if base.of_agent(agent.name) is part))
 
 
 def _make_learner(
@@ -214,7 +210,7 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
         base.shard(lambda: FullyShard(base.model, decoder_blocks(base.inner), processes))
 
 
-def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
+def make_engine(base: Bases, config: TrainConfig) -> Engine:
     """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
 
     Several bases have an engine each.
@@ -223,14 +219,11 @@ def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
         ModelError: its log-probs disagree with the base.
         EngineDownError: no server answers.
     """
-    if isinstance(base, SeveralBases):
-        asked = config.play.context_window
-        own = {
-            name: _make_engine(part, config, check_window(asked, part.context_window))
-            for name, part in base.parts.items()
-        }
-        return SeveralEngines(own, base.part_of_adapter)
-    return _make_engine(base, config, window)
+    window = config.play.context_window
+    parts = {
+        name: _make_engine(part, config, check_window(window, part.context_window)) for name, part in base.parts.items()
+    }
+    return SeveralEngines(parts, base.part_of_adapter) if isinstance(base, SeveralBases) else parts[base.name]
 
 
 def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:

@@ -166,7 +166,7 @@ class OnPolicy:
             coach.load(base.main)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         window = check_window(config.play.context_window, base.main.context_window)
-        self.engine = make_engine(base, config, window)
+        self.engine = make_engine(base, config)
         level = rule.settings.level
         self.judge = None if coach is None else Judge(coach, config, team, base, self.engine, level, self._stopping)
         judged = self.judge.credit if self.judge else {}

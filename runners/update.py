@@ -80,7 +80,8 @@ class Updater:
             for turn, values in zip(turns, self.reference.logprobs(self.learner, turns, plan.adapters), strict=True):
                 turn.ref_logprobs = values
         if self.foreign or any(how.truncated for how in self.sampling.values()):
-            self.learner.recompute_logprobs(turns, plan.adapters)
+            for turn, values in zip(turns, self.learner.logprobs(turns, plan.adapters), strict=True):
+                turn.old_logprobs = values
         if self.teacher is not None:
             self.teacher.fill(episodes, self.learner, plan.adapters)
         if rule.influence:
@@ -91,8 +92,8 @@ class Updater:
     def credit(self, episodes: Sequence[Episode], features: Any, plan: IterationPlan) -> dict[str, float]:
         """Fill advantages and returns; metrics of them, and of how the samples differ from the trainer's weights."""
         turns = [turn for episode in episodes for turn in episode.turns]
-        from_critic = {} if features is None else features.credit
-        context = replace(self.context, kl_coef=self.kl_coef, **from_critic)
+        # A mixer computes inputs of its rule; other critics only fill the turns' values.
+        context = replace(self.context, kl_coef=self.kl_coef, **getattr(features, "credit", {}))
         metrics = algorithms.assign(episodes, self.rule.settings, context)
         if self.config.play.async_steps:
             metrics |= staleness(turns, self.base.versions, plan.adapters)

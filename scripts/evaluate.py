@@ -166,7 +166,7 @@ def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
     voices = voices_of(base, team, config.play.context_window)
     check_prompts(env, team, voices)
     window = check_window(config.play.context_window, base.main.context_window)
-    engine = make_engine(base, config, window)
+    engine = make_engine(base, config)
     shared = (engine, base.main.tokenizer, team, sampling, window, config.play.reasoning)
     return Player(*shared, keep_thoughts=config.play.keep_thoughts, voices=voices)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mafrt import engines
 from mafrt.core.types import Completion, Request
 from mafrt.engines import Engine
+from mafrt.models.several_bases import base_by_base
 
 
 class SeveralEngines:
@@ -23,15 +24,8 @@ class SeveralEngines:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in their order."""
-        places: dict[str, list[int]] = {}
-        for place, request in enumerate(requests):
-            places.setdefault(self.part_of(request.adapter), []).append(place)
-        completions: dict[int, Completion] = {}
-        for name, engine in self.parts.items():
-            own = places.get(name, [])
-            if own:
-                completions |= zip(own, engine.generate([requests[place] for place in own]), strict=True)
-        return [completions[place] for place in range(len(requests))]
+        bases = [self.part_of(request.adapter) for request in requests]
+        return base_by_base(self.parts, bases, requests, lambda engine, own: engine.generate(own))
 
     def rest(self) -> None:
         for engine in self.parts.values():

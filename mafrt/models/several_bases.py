@@ -2,24 +2,57 @@
 
 An agent and its adapter belong to one base for the whole run, so rows of different bases never meet in a forward: the
 engine, the learner and the critic each work base by base (`mafrt.engines.several`, `mafrt.training.several`). This
-class has the part of `SharedBase` that code outside of those needs, and finds the base of an agent or an adapter.
+module says how: `base_by_base` for rows, `by_adapter` for what is done with one adapter. `SeveralBases` has the part of
+`SharedBase` that code outside of those needs, and finds the base of an agent or an adapter.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TypeAlias
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from torch import Tensor, nn
-
-from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import Processes
 from mafrt.core.errors import ConfigError
 from mafrt.models.adapted_model import Adapter
 from mafrt.models.shared_base import SharedBase
+
+Part = TypeVar("Part")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+def by_adapter(
+    method: Callable[Concatenate[Part, str, Arguments], Result],
+) -> Callable[Concatenate[Any, str, Arguments], Result]:
+    """The method of a class that has `of_adapter`: `method` of the part to which its first argument belongs."""
+
+    @wraps(method)
+    def call(self: Any, adapter: str, /, *args: Arguments.args, **settings: Arguments.kwargs) -> Result:
+        result: Result = getattr(self.of_adapter(adapter), method.__name__)(adapter, *args, **settings)
+        return result
+
+    return call
+
+
+def base_by_base(
+    parts: Mapping[str, Part],
+    bases: Sequence[str],
+    items: Sequence[Item],
+    compute: Callable[[Part, list[Item]], Sequence[Result]],
+) -> list[Result]:
+    """One result per item, in their order: each part (name of the base -> part) computes those of its own base.
+
+    `bases` has the name of each item's base.
+    """
+    results: dict[int, Result] = {}
+    for name, part in parts.items():
+        if own := [place for place, base in enumerate(bases) if base == name]:
+            results |= zip(own, compute(part, [items[place] for place in own]), strict=True)
+    return [results[place] for place in range(len(items))]
 
 
 class SeveralBases:
@@ -71,8 +104,9 @@ class SeveralBases:
         return self._agents.get(agent, next(iter(self.parts)))
 
     def part_of_adapter(self, adapter: str | None) -> str:
-        """Name of the base that an adapter belongs to; the main one without an adapter."""
-        return self._adapters.get(adapter or "", next(iter(self.parts)))
+        """Name of the base that holds an adapter, or will; the main one without an adapter."""
+        holder = next((name for name, part in self.parts.items() if adapter in part.records), None)
+        return holder or self._adapters.get(adapter or "", next(iter(self.parts)))
 
     @property
     def processes(self) -> Processes:
@@ -97,13 +131,9 @@ class SeveralBases:
 
     def fingerprint(self) -> str:
         """12 hex digits of all bases with their agents."""
-        parts = [(part.fingerprint(), [a for a, own in self._agents.items() if own == n]) for n, part in self._items()]
+        own = {name: [agent for agent, base in self._agents.items() if base == name] for name in self.parts}
+        parts = [(part.fingerprint(), own[name]) for name, part in self.parts.items()]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-
-    def _items(self) -> Sequence[tuple[str, SharedBase]]:
-        return list(self.parts.items())
-
-    # ----------------------------------------------------------------------------------------------------- adapters
 
     @property
     def records(self) -> dict[str, Adapter]:
@@ -115,34 +145,14 @@ class SeveralBases:
         """Adapter name -> index on its own base."""
         return {name: record.index for name, record in self.records.items()}
 
-    def add_adapter(self, name: str, spec: LoraSpec, *, seed: int) -> None:
-        self.of_adapter(name).add_adapter(name, spec, seed=seed)
-
-    def copy_adapter(self, name: str, copy: str) -> None:
-        """Add an adapter `copy` of the shape of `name`, on the same base."""
-        self.of_adapter(name).copy_adapter(name, copy)
-        self._adapters[copy] = self._adapters[name]
-
-    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
-        return self.of_adapter(name).adapter_parameters(name)
-
-    def adapter_state(self, name: str) -> dict[str, Tensor]:
-        return self.of_adapter(name).adapter_state(name)
-
-    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        self.of_adapter(name).load_adapter_state(name, state)
-
-    def save_adapter(self, name: str, folder: str | Path) -> None:
-        self.of_adapter(name).save_adapter(name, folder)
-
-    def finite(self, name: str) -> bool:
-        return self.of_adapter(name).finite(name)
-
-    def load_adapter(self, name: str, folder: str | Path) -> None:
-        self.of_adapter(name).load_adapter(name, folder)
-
-    def bump(self, name: str) -> None:
-        self.of_adapter(name).bump(name)
+    add_adapter = by_adapter(SharedBase.add_adapter)
+    copy_adapter = by_adapter(SharedBase.copy_adapter)
+    adapter_parameters = by_adapter(SharedBase.adapter_parameters)
+    adapter_state = by_adapter(SharedBase.adapter_state)
+    load_adapter_state = by_adapter(SharedBase.load_adapter_state)
+    save_adapter = by_adapter(SharedBase.save_adapter)
+    load_adapter = by_adapter(SharedBase.load_adapter)
+    bump = by_adapter(SharedBase.bump)
 
 
 Bases: TypeAlias = SharedBase | SeveralBases

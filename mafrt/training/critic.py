@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,6 @@ class Features:
     hidden: list[Tensor | None]
     """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level; None if the turn belongs
     to another process"""
-    credit: dict[str, Any] = field(default_factory=dict)
-    """inputs of the credit rule computed by this stage; empty for a critic, which only fills the turns' values"""
 
 
 class Critic:

@@ -246,7 +246,7 @@ class Learner:
         metrics: dict[str, float] = {}
         assert self.learn.step_kl is not None
         for name, weights in before.items():
-            own = [turn for turn in turns if turn.action_ids and context.adapter_of[turn.agent] == name]
+            own = [turn for turn in turns if turn.action_ids and context.adapter_of.get(turn.agent) == name]
             chosen = probe(own, self.seed, iteration)
             old = [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in chosen]
 
@@ -349,10 +349,9 @@ class Learner:
         return token_scores(self.base, batch, states, self.temperatures, entropy_grad=self.objective.uses_entropy)
 
     def _collate(self, turns: Sequence[Turn], adapter_of: Mapping[str, str]) -> Batch:
-        index = {agent: self.base.adapter_index(name) for agent, name in adapter_of.items()}
         return collate(
             turns,
-            lambda turn: index[turn.agent],
+            lambda turn: self.base.adapter_index(adapter_of[turn.agent]),
             self.base.pad_id,
             self.base.device,
             lambda turn: self.base.active_from(adapter_of[turn.agent], turn.prompt_ids),

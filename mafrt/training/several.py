@@ -8,13 +8,13 @@ advantages and HAPPO's factors are numbers per turn and go from base to base as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from mafrt.core.atomic_files import load_tensors, save_tensors
 from mafrt.core.errors import CheckpointError
 from mafrt.core.types import Episode, Turn
+from mafrt.models.several_bases import base_by_base, by_adapter
 from mafrt.models.value_head import critic_content, critic_from
 from mafrt.training.critic import Critic, Features
 from mafrt.training.learner import Learner
@@ -32,22 +32,14 @@ class SeveralLearners:
     def __init__(self, parts: Mapping[str, Learner], part_of: Callable[[str], str]) -> None:
         self.parts, self.part_of = dict(parts), part_of
 
-    def _own(self, turns: Sequence[Turn], name: str) -> list[int]:
-        return [place for place, turn in enumerate(turns) if self.part_of(turn.agent) == name]
+    def of_adapter(self, adapter: str) -> Learner:
+        """The learner that moves an adapter."""
+        return next(learner for learner in self.parts.values() if adapter in learner.rates)
 
     def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:
         """See `Learner.logprobs`."""
-        values_at: dict[int, list[float]] = {}
-        for name, learner in self.parts.items():
-            own = self._own(turns, name)
-            own_adapters = self._own_adapters(adapter_of, name)
-            values_at |= zip(own, learner.logprobs([turns[place] for place in own], own_adapters), strict=True)
-        return [values_at[place] for place in range(len(turns))]
-
-    def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
-        """See `Learner.recompute_logprobs`."""
-        for turn, values in zip(turns, self.logprobs(turns, adapter_of), strict=True):
-            turn.old_logprobs = values
+        bases = [self.part_of(turn.agent) for turn in turns]
+        return base_by_base(self.parts, bases, turns, lambda learner, own: learner.logprobs(own, adapter_of))
 
     def update(
         self,
@@ -55,48 +47,19 @@ class SeveralLearners:
         agents: Sequence[str],
         iteration: int,
         weights: Sequence[float] | None = None,
-        *,
-        adapter_of: Mapping[str, str] | None = None,
-        kl_coef: float | None = None,
+        **how: Any,
     ) -> dict[str, float]:
         """See `Learner.update`. Counts are summed over the bases; `epochs` is the largest."""
-        metrics: dict[str, float] = {"epochs": 0.0, **dict.fromkeys(COUNTS, 0.0)}
-        for name, learner in self.parts.items():
-            learning = [agent for agent in agents if self.part_of(agent) == name]
-            own = self._own(turns, name)
-            part_metrics = learner.update(
-                [turns[place] for place in own],
-                learning,
-                iteration,
-                None if weights is None else [weights[place] for place in own],
-                adapter_of=self._own_adapters(adapter_of, name),
-                kl_coef=kl_coef,
-            )
-            for key, value in part_metrics.items():
-                if key in COUNTS:
-                    metrics[key] += value
-                elif key == "epochs":
-                    metrics[key] = max(metrics[key], value)
-                else:
-                    metrics[key] = value
-        return metrics
+        part_metrics = [
+            learner.update(turns, [agent for agent in agents if self.part_of(agent) == name], iteration, weights, **how)
+            for name, learner in self.parts.items()
+        ]
+        joint = {name: sum(metrics[name] for metrics in part_metrics) for name in COUNTS}
+        joint["epochs"] = max(metrics["epochs"] for metrics in part_metrics)
+        return {name: value for metrics in part_metrics for name, value in metrics.items()} | joint
 
-    def _own_adapters(self, adapter_of: Mapping[str, str] | None, name: str) -> dict[str, str] | None:
-        """The part of agent -> adapter that is on this base."""
-        if adapter_of is None:
-            return None
-        return {agent: adapter for agent, adapter in adapter_of.items() if self.part_of(agent) == name}
-
-    def rate(self, adapter: str, iteration: int) -> float:
-        """See `Learner.rate`."""
-        return self._holding(adapter).rate(adapter, iteration)
-
-    def forget(self, adapter: str) -> None:
-        """Reset the moments of an adapter's optimizer."""
-        self._holding(adapter).forget(adapter)
-
-    def _holding(self, adapter: str) -> Learner:
-        return next(learner for learner in self.parts.values() if adapter in learner.rates)
+    rate = by_adapter(Learner.rate)
+    forget = by_adapter(Learner.forget)
 
     @property
     def slowdown(self) -> float:
@@ -120,15 +83,6 @@ class SeveralLearners:
 AnyLearner: TypeAlias = Learner | SeveralLearners
 
 
-@dataclass(frozen=True)
-class SeveralFeatures:
-    """Inputs of all critics for one batch."""
-
-    parts: dict[str, Features]
-    credit: dict[str, Any] = field(default_factory=dict)
-    """inputs of the credit rule computed by this stage; empty for value heads"""
-
-
 class SeveralCritics:
     """A value head for each base, which reads the hidden states of that base and values the turns of its agents.
 
@@ -145,19 +99,14 @@ class SeveralCritics:
         return all(critic.present for critic in self.parts.values())
 
     def annotate(
-        self, episodes: Sequence[Episode], temperatures: Mapping[str, float], *, values: bool, reference: bool
-    ) -> SeveralFeatures:
+        self, episodes: Sequence[Episode], temperatures: Mapping[str, float], **which: bool
+    ) -> dict[str, Features]:
         """See `Critic.annotate`; every base fills the turns of its own agents."""
-        return SeveralFeatures(
-            {
-                name: critic.annotate(episodes, temperatures, values=values, reference=reference)
-                for name, critic in self.parts.items()
-            }
-        )
+        return {name: critic.annotate(episodes, temperatures, **which) for name, critic in self.parts.items()}
 
-    def update(self, features: SeveralFeatures, iteration: int) -> dict[str, float]:
+    def update(self, features: Mapping[str, Features], iteration: int) -> dict[str, float]:
         """Fit every head. Returns the means over the heads that had turns."""
-        part_metrics = [critic.update(features.parts[name], iteration) for name, critic in self.parts.items()]
+        part_metrics = [critic.update(features[name], iteration) for name, critic in self.parts.items()]
         names = sorted({name for metrics in part_metrics for name in metrics})
         values = {name: [metrics[name] for metrics in part_metrics if name in metrics] for name in names}
         return {name: sum(some) / len(some) for name, some in values.items()}

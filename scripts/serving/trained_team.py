@@ -15,7 +15,6 @@ from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
 from mafrt.rollout.kept_thoughts import KeptAnswers, check_thoughts
 from mafrt.rollout.prompts import encode_prompt
-from mafrt.runners.checks import check_window
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, resolve_played, stored_args
 from mafrt.scripts.cli.settings import SampleSettings
@@ -117,8 +116,7 @@ def load_team(source: Source) -> TrainedTeam:
     kept = KeptAnswers() if config.play.keep_thoughts else None
     if kept is not None:
         check_thoughts([voice.tokenizer for voice in voices.values()], config.play.reasoning)
-    window = check_window(config.play.context_window, base.main.context_window)
-    engine = make_engine(base, config, window)
+    engine = make_engine(base, config)
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     queue = EngineQueue(engine, rows=config.play.max_batch_rows)
     return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning, kept)

@@ -205,7 +205,7 @@ def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
         ("vlm", "did you mean 'vllm'"),
     ]:
         with pytest.raises(ConfigError) as caught:
-            make_engine(runner.base, toy.settings(engine=name), 100)
+            make_engine(runner.base, toy.settings(engine=name))
         assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
     with pytest.raises(ConfigError, match="reads no settings of vLLM"):
         check_engine(toy.settings(engine="my_engine:Parrot", max_loras=2).engine, {}, {})
