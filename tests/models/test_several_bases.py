@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import string
@@ -14,7 +15,7 @@ from helpers_models import CHARS, CHAT_TEMPLATE, SPECIAL, tiny_base, tiny_model,
 from openai import OpenAI
 from toy import Digits, settings
 
-from mafrt.config.agent import AgentSpec
+from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, MafrtError, ModelError
 from mafrt.core.types import SamplingParams, StepResult
@@ -227,6 +228,24 @@ def test_async_rollout_keeps_a_copy_on_the_same_base():
     runner = make(algorithm="ppo", async_steps=1, iterations=2)
     runner.run()
     assert runner.base.of_adapter("second@sampler") is runner.base.parts["llama"]
+
+
+def test_what_is_done_with_one_adapter_is_done_by_its_base():
+    """With the signature of the base's own method, and also for an adapter that was put on a base directly."""
+    base = bases()
+    llama_base = base.parts["llama"]
+    base.add_adapter("second", LoraSpec(rank=2), seed=0)
+    llama_base.add_adapter("guest", LoraSpec(rank=2), seed=1)
+    base.copy_adapter("guest", "copy")
+    assert list(llama_base.records) == list(base.adapters) == ["second", "guest", "copy"]
+    for method in (name for name, value in vars(SeveralBases).items() if hasattr(value, "__wrapped__")):
+        forwarded, own = (inspect.signature(getattr(kind, method)) for kind in (SeveralBases, SharedBase))
+        assert forwarded == own, method
+    base.load_adapter_state("copy", base.adapter_state("guest"))
+    base.bump("copy")
+    assert base.versions["copy"] == llama_base.versions["copy"] == 2
+    with pytest.raises(ConfigError, match="'nobody'"):
+        base.bump("nobody")
 
 
 @pytest.mark.parametrize(
