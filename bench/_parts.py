@@ -53,11 +53,12 @@ class Words(Env):
     ) -> None:
         self.agents, self.relay, self.scale = team(size).names, relay, scale
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
-        self.num_tasks, self.numbered, self.first = boxes, numbered, 0
+        self.num_tasks = self.boxes = boxes
+        self.numbered, self.first = numbered, 0
 
     def evaluated(self) -> Words:
         """The boxes where words differ, without offset and scale: only words that are right by themselves count."""
-        left = self.num_tasks - self.fixed
+        left = self.boxes - self.fixed
         world = Words(
             len(self.agents), self.rounds, together=self.together, boxes=left, numbered=self.numbered, relay=self.relay
         )
@@ -65,7 +66,7 @@ class Words(Env):
         return world
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.box = self.first + (options["task"] if options else self.rng.randrange(self.num_tasks))
+        self.box = self.first + (options["task"] if options else self.rng.randrange(self.boxes))
         self.right, self.done, self.said = 0.0, 0, ""
         return self._ask(0), {"task": str(self.box)}
 
