@@ -53,7 +53,8 @@ def test_turns_are_paid_as_they_come_or_all_is_in_the_outcome():
 
 
 @pytest.mark.slow
-def test_a_short_run_is_measured_against_the_best(capsys):
+def test_a_short_run_is_measured_against_the_best(capsys, monkeypatch):
+    monkeypatch.setattr(Search, "num_tasks", 128)
     result = stopping.run(["--rules", "rloo", "--seeds", "1", "2", "--iterations", "1"])
     [row] = result["rows"]
     assert len(row["shares"]) == 2 and all(0.4 < share < 1.1 for share in row["shares"])

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from helpers_warm import run_python
@@ -128,7 +129,7 @@ def test_a_run_that_stopped_goes_on_in_the_same_curves_and_a_branch_has_them_all
 def test_a_service_gets_the_curves_offline(tmp_path, name):
     """In a process of its own: the clients keep threads, and read their settings when they are imported."""
     (tmp_path / "trains.py").write_text(
-        f"import sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\nfrom toy import make\n"
         f"make(Path({str(tmp_path / 'run')!r}), iterations=2, report_to={name!r}).run()\n"
     )
