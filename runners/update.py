@@ -92,8 +92,7 @@ class Updater:
     def credit(self, episodes: Sequence[Episode], features: Any, plan: IterationPlan) -> dict[str, float]:
         """Fill advantages and returns; metrics of them, and of how the samples differ from the trainer's weights."""
         turns = [turn for episode in episodes for turn in episode.turns]
-        # A mixer computes inputs of its rule; other critics only fill the turns' values.
-        context = replace(self.context, kl_coef=self.kl_coef, **getattr(features, "credit", {}))
+        context = replace(self.context, kl_coef=self.kl_coef, **getattr(features, "credit", {}))  # of a mixer
         metrics = algorithms.assign(episodes, self.rule.settings, context)
         if self.config.play.async_steps:
             metrics |= staleness(turns, self.base.versions, plan.adapters)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mafrt.core.atomic_files import new_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder
@@ -89,10 +90,7 @@ def export(argv: Sequence[str]) -> int:
         check_gguf(facts.base_names[0])
     if settings.merged:
         check_mergeable(facts.base_names, facts.run.settings)
-    # Written beside and renamed, so that a failed export leaves the earlier one alone.
-    draft = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
+    with new_folder(target) as draft:
         write(draft, facts, loaded)
         if settings.merged:
             for base in facts.base_names:
@@ -100,11 +98,6 @@ def export(argv: Sequence[str]) -> int:
                 write_merged(draft / "merged", base, own)
         if settings.gguf is not None:
             write_gguf(draft, facts, loaded, settings.gguf)
-        if target.exists():
-            shutil.rmtree(target)
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     for score in facts.scores:
         print(f"{score.name} {score}")
     print(f"The team after iteration {facts.step} is in {target}. Serve it:\n{facts.serve}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         raise
     # The rename itself is only durable once the folder is on disk.
     fsync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `path` at the end; a failure leaves the earlier one alone."""
+    draft = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        yield draft
+        if path.exists():
+            shutil.rmtree(path)
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def fsync(path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.atomic_files import new_folder
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import error_line
@@ -52,15 +52,8 @@ def dataset_rows(source: Any, split: str = "train") -> Iterator[tuple[str, dict[
 def write_dataset(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write rows of equal fields as a `Dataset`, whole or not at all. Raises MissingExtraError."""
     made = load_datasets().Dataset.from_list([dict(row) for row in rows])
-    draft = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
+    with new_folder(folder) as draft:
         made.save_to_disk(str(draft))
-        if folder.exists():
-            shutil.rmtree(folder)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def load_datasets(what: str = "writing a data set") -> Any:

@@ -67,7 +67,8 @@ class CpuCompute(Compute):
 
     def adapted_linear(self, layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting) -> Tensor:
         context = layer.context
-        if context.sharded or self.kernels(x.dtype) != "c" or not low_rank.serves(x.dtype, x.device.type):
+        served = context.packed is not None and self.kernels(x.dtype) == "c" and not context.sharded
+        if not served or not low_rank.serves(x.dtype, x.device.type):
             runs = _runs(routing)
             return layer.adapted(x, routing) if runs is None else _adapted_by_runs(layer, x, routing, runs)
         siblings = layer.faster.siblings

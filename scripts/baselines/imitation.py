@@ -59,30 +59,27 @@ def imitate(
     from mafrt.runners.offline.runner import Offline
     from mafrt.runners.offline.sft import Sft
 
-    start = _weights(base, team)
+    def weights() -> dict[str, dict[str, Tensor]]:
+        return {name: base.adapter_state(name) for name in team.adapters}
+
+    def restore(kept: dict[str, dict[str, Tensor]]) -> None:
+        for name, state in kept.items():
+            base.load_adapter_state(name, state)
+
+    start = weights()
     best, chosen, most = start, (lr, 0), score()
     for factor in RATES:
-        _restore(base, start)
+        restore(start)
         config = TrainConfig.of(lr=factor * lr, seed=seed, save_interval=0)
         runner = Offline(RecordPasses(records, epochs=PASSES, batch_size=BATCH), Sft(), team, base.main, config)
 
         def look(done: Progress, rate: float = factor * lr) -> None:
             nonlocal best, chosen, most
             if done.iteration * PASSES % done.iterations == 0 and (found := score()) > most:
-                best, most = _weights(base, team), found
+                best, most = weights(), found
                 chosen = rate, done.iteration * PASSES // done.iterations
 
-        runner.run(look)
-    _restore(base, best)
+        if runner.run(look).stopped_by is not None:
+            raise KeyboardInterrupt
+    restore(best)
     return chosen
-
-
-def _weights(base: Bases, team: Team) -> dict[str, list[Tensor]]:
-    return {name: [each.detach().clone() for each in base.adapter_parameters(name)] for name in team.adapters}
-
-
-def _restore(base: Bases, weights: dict[str, list[Tensor]]) -> None:
-    for name, tensors in weights.items():
-        for own, tensor in zip(base.adapter_parameters(name), tensors, strict=True):
-            own.data.copy_(tensor)
-        base.bump(name)

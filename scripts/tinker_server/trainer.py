@@ -215,7 +215,7 @@ class Trainer:
     def _add_gradients(self, adapter: Adapter, owner: object, failed: dict[object, Exception]) -> None:
         parameters = self.base.adapter_parameters(adapter.slot)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if not bool(torch.isfinite(_largest(grads))):
+        if not bool(torch.isfinite(largest(grads))):
             failed[owner] = refused("the gradient is not finite; lower the learning rate or the weights of the loss")
         elif adapter.gradients is None:
             # A copy, since the gradients of all adapters of a pass may share one block of memory.
@@ -382,7 +382,7 @@ class Trainer:
             for parameter in parameters:
                 parameter.grad = None
             # NaN compares as False.
-            if not float(_largest(parameters)) <= LARGEST_WEIGHT:
+            if not float(largest(parameters)) <= LARGEST_WEIGHT:
                 with torch.no_grad():
                     for own, value in zip(kept, before, strict=True):
                         own.copy_(value)
@@ -465,11 +465,3 @@ def set_moments(
             "step": torch.tensor(step, dtype=torch.float32, device=p.device if p.device.type == "cuda" else "cpu"),
             **{name: moments[f"{name}.{n}"].to(p.device, p.dtype).clone() for name in MOMENTS},
         }
-
-
-def _largest(tensors: Sequence[Tensor]) -> Tensor:
-    """`largest`; on a CPU of all numbers in one row, since the norm of one tensor after the other takes longer."""
-    if any(t.device.type != "cpu" for t in tensors):
-        return largest(tensors)
-    low, high = torch.cat([t.detach().flatten() for t in tensors]).aminmax()
-    return torch.maximum(-low, high)
