@@ -37,7 +37,8 @@ def make_optimizer(
         raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run {install('quant')}.")
     from bitsandbytes.optim import PagedAdamW8bit
 
-    return PagedAdamW8bit(parameters, **settings)
+    optimizer: torch.optim.Optimizer = PagedAdamW8bit(parameters, **settings)
+    return optimizer
 
 
 def critic_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
