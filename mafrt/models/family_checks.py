@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mafrt.core.errors import ModelError
 from mafrt.core.text import error_line
+from mafrt.models import delta_rule
 from mafrt.models.adapter_routing import AdapterRouting
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def settle(base: Any) -> None:
     """
     if base.config.model_type in KNOWN:
         return
+    delta_rule.quicken(base.model)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
     try:

@@ -111,7 +111,7 @@ class SharedBase(AdaptedModel):
             bits=bits,
         )
         base = cls(model, tokenizer, path, goes_to=goes_to)
-        if not base.packs:
+        if not base.packs and not base.continues:
             log.warning(
                 "The attention of %s as loaded (%s) cannot mask beginnings that rows share, so every row is computed "
                 "whole and padded: exact, and slower.",

@@ -1,0 +1,98 @@
+"""The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo's hybrids, where `flash-linear-attention` is not installed.
+
+transformers' own torch forms are written to be read: a step of decoding passes over the state of every head nine times,
+and chunks are padded to 64 tokens, so that an answer of 33 costs as much as one of 64. Here a step reads the state in
+two batched products and writes it twice, and the chunks of a row are equally long:
+
+    S' = exp(g) S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q = S'^T q + (k.q) beta (v - S'^T k)
+
+Source: Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks" (arXiv:2412.06464), equation 10.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STEP, CHUNKS = "torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"
+"""names of transformers' two forms in the modules of its families"""
+CHUNK = 64
+"""tokens of the longest chunk: products within one grow with its square"""
+
+Form = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def quicken(model: nn.Module) -> None:
+    """Let `model`'s family take the forms of this file; other families, and those with kernels, stay as they are."""
+    if importlib.util.find_spec("fla") is not None:
+        return
+    for name in {type(layer).__module__ for layer in model.modules()}:
+        family = sys.modules[name]
+        for form, ours in ((STEP, one_step), (CHUNKS, even_chunks)):
+            theirs = getattr(family, form, None)
+            if theirs is not None and not hasattr(theirs, "_theirs"):
+                setattr(family, form, ours(theirs))
+
+
+def one_step(theirs: Form) -> Form:
+    """transformers' recurrent form, by two products where there is one token and no gradient."""
+
+    def step(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.shape[1] != 1 or initial_state is None or torch.is_grad_enabled():
+            return theirs(
+                query,
+                key,
+                value,
+                g=g,
+                beta=beta,
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                **more,
+            )
+        rows, _, heads, width = value.shape
+        q, k, v = (each.float().reshape(rows * heads, 1, -1) for each in (query, key, value))
+        if use_qk_l2norm_in_kernel:
+            q, k = (each * (each.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for each in (q, k))
+        q = q * q.shape[-1] ** -0.5
+        decay, weight = g.float().exp().reshape(-1, 1, 1), beta.float().reshape(-1, 1, 1)
+        # Never written to in place: several rows may go on from one state.
+        state = initial_state.float().reshape(rows * heads, q.shape[-1], width) * decay
+        remembered, read = torch.bmm(torch.cat((k, q), 1), state).split(1, 1)
+        change = (v - remembered) * weight
+        out = read + (k * q).sum(-1, keepdim=True) * change
+        state.baddbmm_(k.transpose(1, 2), change)
+        kept = state.view(rows, heads, -1, width) if output_final_state else None
+        return out.reshape(rows, 1, heads, width).to(query.dtype), kept
+
+    return _marked(step, theirs)
+
+
+def even_chunks(theirs: Form) -> Form:
+    """transformers' form in chunks, each as long as the others of its row."""
+
+    def chunks(query: Tensor, *given: Any, chunk_size: int = CHUNK, **more: Any) -> tuple[Tensor, Tensor | None]:
+        tokens = query.shape[1]
+        return theirs(query, *given, chunk_size=-(-tokens // -(-tokens // min(chunk_size, CHUNK))), **more)
+
+    return _marked(chunks, theirs)
+
+
+def _marked(ours: Any, theirs: Form) -> Form:
+    ours._theirs = theirs
+    return ours  # type: ignore[no-any-return]
