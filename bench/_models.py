@@ -48,7 +48,7 @@ def build_rivals(args: argparse.Namespace, count: int, *, window: int, spread: f
 
     model, tokenizer, name = _loaded(args) if getattr(args, "model", None) else _random(args, window)
     # Each wraps the layers in place, so that it needs modules of its own.
-    twin, plain = _sharing_weights(model), _sharing_weights(model)
+    twin, plain = sharing_weights(model), sharing_weights(model)
     base = SharedBase(model, tokenizer, name)
     peft: Any = None
     for k in range(count):
@@ -81,7 +81,7 @@ def sharpen(rivals: Rivals, spread: float = 2.0) -> None:
         head.mul_(spread / (head.std() * head.shape[1] ** 0.5))
 
 
-def _sharing_weights(model: Any) -> Any:
+def sharing_weights(model: Any) -> Any:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())})
 
 

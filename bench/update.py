@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     models = build_rivals(args, count, window=args.tokens, spread=0.02)
     base, peft = models.base, models.peft
-    batch = _batch(args, count)
+    batch = padded_batch(args, count)
     rivals = _rivals(base, peft, batch, count, args.entropy_coef)
     worst = _check(rivals, base, peft, count)
     # Parity is checked in float32 first: in half precision a wrong result could hide behind the rounding.
@@ -119,7 +119,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     return row
 
 
-def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
+def padded_batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     """Rows in random order, `1..2*rows-1` per adapter, with a tail of short ones."""
     rng = random.Random(count)
     # Unequal and shuffled groups, as a mini-batch has them; equal ones would flatter any grouping.
@@ -135,7 +135,7 @@ def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     return PaddedBatch(ids.to(args.device), mask.to(args.device), actions.to(args.device), owner)
 
 
-def _loss(
+def policy_loss(
     base: SharedBase, hidden: Tensor, batch: PaddedBatch, bonus: float, rows: Tensor | slice = slice(None)
 ) -> Tensor:
     """A policy loss: every row with an advantage of its own, and `bonus` times the entropy, which is computed anyway.
@@ -166,12 +166,12 @@ def _rivals(
 
     def update() -> Tensor:
         clear(ours)
-        loss = _loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus)
+        loss = policy_loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus)
         loss.backward()
         return loss.detach()
 
     def forward() -> Tensor:
-        return _loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus).detach()
+        return policy_loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus).detach()
 
     def no_grad() -> Tensor:
         with torch.no_grad():
@@ -184,7 +184,7 @@ def _rivals(
             peft.set_adapter(name)
             longest = int(batch.mask[rows].sum(1).max())
             hidden = inner(input_ids=batch.ids[rows, :longest], use_cache=False).last_hidden_state
-            loss = _loss(base, hidden, batch, bonus, rows)
+            loss = policy_loss(base, hidden, batch, bonus, rows)
             loss.backward()
             total += loss.detach()
         return total
@@ -195,7 +195,7 @@ def _rivals(
             parameter.requires_grad_(True)
         with peft._enable_peft_forward_hooks(adapter_names=names):
             hidden = inner(input_ids=batch.ids, use_cache=False).last_hidden_state
-        loss = _loss(base, hidden, batch, bonus)
+        loss = policy_loss(base, hidden, batch, bonus)
         loss.backward()
         return loss.detach()
 
