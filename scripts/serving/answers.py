@@ -51,9 +51,8 @@ class TeamAnswers:
 
     def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
         team = self._team(key, call)
-        seed = seed_of(
-            call.seed if call.seed is not None else 0, "call", 0 if call.seed is not None else next(self._calls)
-        )
+        number = next(self._calls) if call.seed is None else call.number
+        seed = seed_of(call.seed or 0, "call", number)
         if call.model not in team.team.names:
             _refuse_for_team(call)
             return self._pool.submit(self._workflow, call, seed)

@@ -279,7 +279,7 @@ def test_a_head_that_does_not_come_ends_the_connection(monkeypatch):
         {"top_p": "high"},
         {"logprobs": "yes"},
         {"logprobs": True, "top_logprobs": 3},
-        {"n": 2},
+        {"n": 200},
         {"n": LONG},
         {"response_format": {"type": "xml"}},
         {"response_format": {"type": []}},

@@ -113,6 +113,23 @@ def test_stop_texts_and_log_probabilities_reach_the_program(tmp_path):
     assert env.step({"a": "one END two"}).info["outcome"] == -0.75
 
 
+def test_several_answers_to_a_call_are_a_turn_each(tmp_path):
+    file = tmp_path / "asks.py"
+    file.write_text(
+        "from openai import OpenAI\n"
+        "def run(task, base_url):\n"
+        "    with OpenAI(base_url=base_url, api_key='x') as llm:\n"
+        "        ask = {'model': 'a', 'messages': [{'role': 'user', 'content': 'x'}]}\n"
+        "        choices = llm.chat.completions.create(**ask, n=3).choices\n"
+        "    assert [choice.index for choice in choices] == [0, 1, 2]\n"
+        "    return float(''.join(choice.message.content for choice in choices))\n"
+    )
+    env = make_env("program", program=f"{file}:run", agents=["a"])
+    env.reset(seed=1)
+    assert not env.step({"a": "1"}).terminated and not env.step({"a": "2"}).terminated
+    assert env.step({"a": "3"}).info["outcome"] == 123.0
+
+
 def test_posted_rewards_are_read_at_once_and_not_kept_without_bound():
     episode = ProgramEpisode("key", ("first",))
     with pytest.raises(ApiError) as error:
@@ -233,7 +250,8 @@ def test_an_episode_without_end_is_truncated():
         ({"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images and sound"),
         ({"model": "a", "messages": [{"role": "user"}]}, "messages[0]: 'content' must be a text"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "top_p": 2}, "'top_p' must be at most 1"),
-        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 2}, "'n' must be 1"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 0}, "'n' must be a whole number of 1"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 33}, "'n' must be at most 32"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "'max_tokens' must be"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, "'temperature' must be"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "stop": [1]}, "'stop' must be"),

@@ -76,6 +76,13 @@ def trained_team(new_tokens=8) -> TrainedTeam:
     return TrainedTeam(TEAM, base, queue, sampling, voices_of(base, TEAM, 128), "auto")
 
 
+def wait_until_idle(server):
+    deadline = time.monotonic() + 20
+    while server.in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.in_flight == 0
+
+
 @pytest.fixture(scope="module")
 def served():
     """A server of a tiny team, its team, and a client."""
@@ -116,6 +123,27 @@ def test_streaming(served):
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_several_answers_to_one_call(served):
+    server, _, client = served
+    ask = {"model": "actor", "messages": ASK, "seed": 7}
+    one, three = (client.chat.completions.create(**ask, n=n, logprobs=True) for n in (1, 3))
+    assert [choice.index for choice in three.choices] == [0, 1, 2]
+    assert three.choices[0].message.content == one.choices[0].message.content
+    texts = [choice.message.content for choice in three.choices]
+    assert len(set(texts)) == 3
+    assert three.usage.prompt_tokens == one.usage.prompt_tokens
+    # The end token has no text, and so no log-probability that is shown.
+    assert three.usage.completion_tokens >= sum(len(choice.logprobs.content) for choice in three.choices)
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**ask, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    wait_until_idle(server)
+    workflow = client.chat.completions.create(model="team", messages=ASK, n=2)
+    assert len(workflow.choices) == 2
 
 
 def test_pieces_are_streamed_while_the_engine_samples(served):
@@ -223,7 +251,8 @@ def test_log_probabilities_are_the_engines(served):
     ]
 
 
-def test_a_row_whose_client_has_left_ends(served):
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_row_whose_client_has_left_ends(served, answers):
     """The engine waits at a gate; after the client has gone it takes a step or two, and not all of them."""
     server, team, _ = served
     engine = team.queue.engine
@@ -231,11 +260,8 @@ def test_a_row_whose_client_has_left_ends(served):
     try:
         hasty = OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=0.5)
         with hasty, pytest.raises(APITimeoutError):
-            hasty.chat.completions.create(model="actor", messages=ASK, seed=3, max_tokens=60)
-        deadline = time.monotonic() + 20
-        while server.in_flight and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.in_flight == 0
+            hasty.chat.completions.create(model="actor", messages=ASK, seed=3, max_tokens=60, n=answers)
+        wait_until_idle(server)
     finally:
         engine.gate.release(1000)
         engine.gate = None
@@ -285,6 +311,8 @@ def test_a_token_and_a_bound_on_calls(served):
             OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
         client = OpenAI(base_url=f"{server.url}/v1", api_key="s3cret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["reasoner", "actor"]
+        with pytest.raises(RateLimitError):
+            client.chat.completions.create(model="actor", messages=ASK, n=2)
         server.in_flight = 1
         with pytest.raises(RateLimitError):
             client.chat.completions.create(model="actor", messages=ASK)

@@ -10,6 +10,7 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
+    MOST_ANSWERS,
     ROLES,
     ApiError,
     ChatCall,
@@ -32,7 +33,7 @@ _ROLES = {**ROLES, "tool": "tool", "function": "tool"}
 
 _READ = {
     *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
-    *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs", "response_format"),
+    *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs", "response_format", "n"),
 }
 _HARMLESS = {
     # For the provider's books and caches.
@@ -42,7 +43,6 @@ _HARMLESS = {
     *("prediction", "reasoning_effort", "verbosity"),
 }
 _REFUSED = {
-    "n": (lambda value: value == 1, "must be 1; make one call for each answer"),
     "top_logprobs": (lambda value: value == 0, "must be 0: only the log-probabilities of the sampled tokens are known"),
     "logit_bias": (lambda value: value == {}, "is not supported: it would change the policy that is sampled"),
     "frequency_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
@@ -87,23 +87,19 @@ class Completions:
             top_p=fields.number("top_p", float, 0, 1),
             stop=fields.stops(),
             seed=fields.number("seed", int, None),
+            answers=fields.number("n", int, 1, MOST_ANSWERS) or 1,
             request=body,
         )
 
     def whole(
         self, call: ChatCall, reply: ChatReply, created: int, past: EarlierAnswers | None = None
     ) -> dict[str, Any]:
-        content, calls, reason = _parts(call, reply)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message["tool_calls"] = calls
-        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": _logprobs(call, reply)}
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": created,
             "model": call.model,
-            "choices": [choice],
+            "choices": [_choice(call, each, index) for index, each in enumerate((reply, *reply.others))],
             "usage": _usage(reply),
         }
 
@@ -112,6 +108,14 @@ class Completions:
 
     def error(self, error: ApiError) -> dict[str, Any]:
         return error.body()
+
+
+def _choice(call: ChatCall, reply: ChatReply, index: int) -> dict[str, Any]:
+    content, calls, reason = _parts(call, reply)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    return {"index": index, "message": message, "finish_reason": reason, "logprobs": _logprobs(call, reply)}
 
 
 def _messages(given: Any) -> list[Message]:
@@ -159,16 +163,16 @@ def _logprobs(call: ChatCall, reply: ChatReply) -> dict[str, Any] | None:
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:
-    total = reply.prompt_tokens + reply.completion_tokens
+    said = sum(each.completion_tokens for each in (reply, *reply.others))
     return {
         "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "total_tokens": total,
+        "completion_tokens": said,
+        "total_tokens": reply.prompt_tokens + said,
     }
 
 
 class _Chunks:
-    """A reply as chunks."""
+    """A reply as chunks: the first answer in pieces, others each whole."""
 
     def __init__(self, call: ChatCall, created: int) -> None:
         self._call = call
@@ -190,12 +194,16 @@ class _Chunks:
         return self._event({"content": text}, None)
 
     def end(self, reply: ChatReply) -> Iterator[str]:
-        content, calls, reason = _parts(self._call, reply)
-        if content and (rest := content[len(self._said) :]):
-            yield self.piece(rest)
-        if calls:
-            yield self._event({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(calls)]}, None)
-        yield self._event({}, reason, _logprobs(self._call, reply))
+        for index, answer in enumerate((reply, *reply.others)):
+            content, calls, reason = _parts(self._call, answer)
+            if index:
+                yield self._event({"role": "assistant", "content": content or ""}, None, index=index)
+            elif content and (rest := content[len(self._said) :]):
+                yield self.piece(rest)
+            if calls:
+                listed = [{"index": place, **tool} for place, tool in enumerate(calls)]
+                yield self._event({"tool_calls": listed}, None, index=index)
+            yield self._event({}, reason, _logprobs(self._call, answer), index=index)
         if self._usage:
             yield self._event(None, None, usage=_usage(reply))
         yield "data: [DONE]\n\n"
@@ -204,9 +212,15 @@ class _Chunks:
         return f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
 
     def _event(
-        self, delta: dict[str, Any] | None, finish: str | None, logprobs: dict[str, Any] | None = None, **more: Any
+        self,
+        delta: dict[str, Any] | None,
+        finish: str | None,
+        logprobs: dict[str, Any] | None = None,
+        *,
+        index: int = 0,
+        **more: Any,
     ) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
         body = {**self._head, "choices": [] if delta is None else [choice], **more}
         return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 

@@ -20,6 +20,8 @@ from mafrt.core.types import Message
 from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
 
 MOST_STOPS = 16
+MOST_ANSWERS = 32
+"""that one call may ask for"""
 
 
 class ApiError(MafrtError):
@@ -63,6 +65,10 @@ class ChatCall:
     top_p: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    answers: int = 1
+    """how many are asked for"""
+    number: int = 0
+    """which of them this is, where each has become a call of its own"""
     request: Mapping[str, Any] = field(default_factory=dict)
     """the request as it came, for fields that an API repeats in its answer"""
     session: str = ""
@@ -82,6 +88,8 @@ class ChatReply:
     """of the answer without its end token; empty unless the call asks for them"""
     stopped: str = ""
     """the stop text that ended it; empty if none did"""
+    others: tuple[ChatReply, ...] = ()
+    """further answers to the same call"""
 
 
 class Events(Protocol):

@@ -7,15 +7,18 @@ leaves gives its place back. It listens on loopback unless told otherwise, and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
 import logging
+import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError
@@ -191,21 +194,37 @@ class ChatServer(LocalServer):
         """The call that a request makes, or goes on with: a client that asks again means the same call."""
         shared = next((each for each in self._calls.get(key, ()) if attempt.repeats(each)), None)
         if shared is None:
-            if self.in_flight >= self.limits.calls:
+            if self.in_flight + call.answers > self.limits.calls:
                 raise ApiError(429, f"{self.limits.calls} calls are in flight; try again later", "rate_limit_exceeded")
-            shared = _Call(key, attempt, self.answers.begin(key, call, running.said))
+            shared = _Call(key, attempt, self._answers_to(key, call, running.said), call.answers)
             if self.answers.learns:
                 calls = self._calls[key]
                 calls.append(shared)
                 del calls[:-MOST_UNHEARD]
         shared.listeners += 1
-        self.in_flight += 1
+        self.in_flight += shared.answers
         running.follow(shared.future)
         return shared
 
+    def _answers_to(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
+        """One reply with all answers: each is a call of its own, of which the first shows its pieces."""
+        if call.answers == 1:
+            return self.answers.begin(key, call, said)
+        begun: list[Future[ChatReply]] = []
+        try:
+            for number in range(call.answers):
+                own = replace(call, number=number, stream=call.stream and not number)
+                begun.append(self.answers.begin(key, own, said))
+        except ApiError:
+            if not self.answers.learns:  # a turn that has begun is answered
+                for future in begun:
+                    future.cancel()
+            raise
+        return _together(begun)
+
     def _end(self, shared: _Call, running: _Running) -> None:
         """A request has its answer, or its client has left."""
-        self.in_flight -= 1
+        self.in_flight -= shared.answers
         shared.listeners -= 1
         running.forget()
         if not self.answers.learns:
@@ -277,10 +296,42 @@ class _Call:
     key: str
     attempt: _Attempt
     future: Future[ChatReply]
+    answers: int = 1
+    """places that it takes among the calls in flight"""
     listeners: int = 0
     """requests that wait for the answer"""
     heard: bool = False
     """whether a client has got the answer"""
+
+
+def _together(futures: Sequence[Future[ChatReply]]) -> Future[ChatReply]:
+    """The first reply with all others, or the first error; who cancels it cancels all."""
+    whole: Future[ChatReply] = Future()
+    lock, waits = threading.Lock(), set(range(len(futures)))
+
+    def take(number: int, done: Future[ChatReply]) -> None:
+        with lock:
+            waits.discard(number)
+            last = not waits
+        if done.cancelled() or done.exception() is not None or last:
+            with contextlib.suppress(InvalidStateError):  # another one's error, or the end, came first
+                if done.cancelled():
+                    whole.cancel()
+                elif (error := done.exception()) is not None:
+                    whole.set_exception(error)
+                else:
+                    first, *others = (each.result() for each in futures)
+                    whole.set_result(replace(first, others=tuple(others)))
+
+    def cancelled(done: Future[ChatReply]) -> None:
+        if done.cancelled():
+            for future in futures:
+                future.cancel()
+
+    whole.add_done_callback(cancelled)
+    for number, future in enumerate(futures):
+        future.add_done_callback(partial(take, number))
+    return whole
 
 
 class _LeftError(Exception):
