@@ -148,12 +148,12 @@ def _has(config: Any, name: str) -> bool:
         return True
 
 
-def tiny(model_type: str, seed: int = 0) -> Any:
-    """A random model of a family, as `AutoModelForCausalLM` builds it from a configuration."""
+def tiny(model_type: str, seed: int = 0, **changes: Any) -> Any:
+    """A random model of a family, as `AutoModelForCausalLM` builds it from a configuration; `changes` to that."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first = AutoConfig.for_model(model_type)
-    config = type(first)(**small(first))
+    config = type(first)(**small(first) | changes)
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

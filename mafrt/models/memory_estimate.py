@@ -57,19 +57,41 @@ class ModelShape:
     """width of an expert"""
     shared_inner: int = 0
     """width of the MLP that computes every token beside the experts; 0: there is none"""
+    recurrent: int = 0
+    """blocks with a gated delta rule instead of attention"""
+    state_heads: int = 0
+    """states of one of these"""
+    state_keys: int = 0
+    """width of all its keys, and so of its queries"""
+    state_values: int = 0
+    """width of all its values"""
+    state_rows: int = 0
+    """width of a key"""
+    joined: bool = False
+    """whether its projections are two matrices, as in Qwen3-Next, and not four"""
+    gated: bool = False
+    """whether queries come with gates of attention's output"""
 
     @property
     def linears(self) -> dict[str, list[tuple[int, int, int]]]:
         """(number in the model, in, out) of the linear layers, and of the experts' matrices, by name."""
         queries, keys, dense = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.layers - self.sparse
+        attending = self.layers - self.recurrent
         found = {
-            "q_proj": [(self.layers, self.hidden, queries)],
-            "k_proj": [(self.layers, self.hidden, keys)],
-            "v_proj": [(self.layers, self.hidden, keys)],
-            "o_proj": [(self.layers, queries, self.hidden)],
+            "q_proj": [(attending, self.hidden, queries * (2 if self.gated else 1))],
+            "k_proj": [(attending, self.hidden, keys)],
+            "v_proj": [(attending, self.hidden, keys)],
+            "o_proj": [(attending, queries, self.hidden)],
         }
-        widths = [(dense, self.inner), (self.sparse, self.shared_inner)]
-        if mlps := [(number, width) for number, width in widths if number and width]:
+        if self.recurrent:
+            widths = {"qkv": 2 * self.state_keys + self.state_values, "z": self.state_values}
+            widths |= {"b": self.state_heads, "a": self.state_heads}
+            if self.joined:
+                widths = {"qkvz": widths["qkv"] + widths["z"], "ba": 2 * self.state_heads}
+            found |= {f"in_proj_{name}": [(self.recurrent, self.hidden, width)] for name, width in widths.items()}
+            found["out_proj"] = [(self.recurrent, self.state_values, self.hidden)]
+        inner = [(dense, self.inner), (self.sparse, self.shared_inner)]
+        if mlps := [(number, width) for number, width in inner if number and width]:
             found["gate_proj"] = found["up_proj"] = [(number, self.hidden, width) for number, width in mlps]
             found["down_proj"] = [(number, width, self.hidden) for number, width in mlps]
         if self.sparse:
@@ -199,7 +221,8 @@ def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
         base if use.rows else base / shards,
         use.agents * adapter_weights(shape, use) * each,
         activations(shape, use, number),
-        2.0 * kept * use.rows * use.context * shape.layers * shape.kv_heads * shape.head_dim,
+        2.0 * kept * use.rows * use.context * (shape.layers - shape.recurrent) * shape.kv_heads * shape.head_dim
+        + 4.0 * use.rows * shape.recurrent * shape.state_rows * shape.state_values,
     )
 
 
@@ -228,6 +251,9 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     On a CPU without kernels in C norms keep their inputs in float32. With these the output of attention is kept once,
     and the activation of the gate is computed again. With checkpointing only the block's input is saved, plus all of
     that for one block at a time. Tests count autograd's saved tensors, and the bytes of a pretended GPU.
+
+    A block with a gated delta rule keeps more, much of it in float32, where `flash-linear-attention` is not installed:
+    the numbers are those that autograd keeps of transformers' form in chunks of 64 tokens.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
@@ -242,6 +268,14 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
         in_a_block += number * shape.widest
     if use.on_cpu and use.kernels != "c":
         in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+    if shape.gated:
+        in_a_block += 3 * number * queries
+    per_state = shape.state_heads * shape.state_rows  # every state has keys of its own by then
+    recurrent = number * (4 * (shape.hidden + shape.widest + per_state) + 6 * shape.state_values)
+    recurrent += number * 127 * shape.state_heads + 4 * (7.3 * per_state + 5.3 * shape.state_values)
+    recurrent += 4 * 228 * shape.state_heads
+    of_all = (shape.layers - shape.recurrent) * in_a_block + shape.recurrent * recurrent
+    in_a_block = max(in_a_block, recurrent) if shape.recurrent else in_a_block
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
@@ -250,7 +284,7 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
             return float(kept + tokens * in_a_block + head)
         # The head lets its logits go before the first block is computed again; its gradient stays.
         return float(kept + max(tokens * in_a_block + number * tokens * shape.hidden, head))
-    return float(tokens * shape.layers * in_a_block + head)
+    return float(tokens * of_all + head)
 
 
 def model_shape(model: str) -> ModelShape:
@@ -285,10 +319,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", False)),
         **_experts(config),
+        **_recurrent(config),
     )
 
 
-def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `ModelShape` that tell of experts; none for a model without."""
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
@@ -305,6 +340,27 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int]:
         "chosen": chosen,
         "expert_inner": width,
         "shared_inner": _first(config, "shared_expert_intermediate_size", "shared_intermediate_size") or shared,
+    }
+
+
+def _recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `ModelShape` that tell of blocks with a gated delta rule, as Qwen3-Next and Qwen3.5 have them."""
+    kind, layers = str(config.get("model_type")), int(config["num_hidden_layers"])
+    if not kind.startswith(("qwen3_next", "qwen3_5")):
+        return {}
+    kinds = config.get("layer_types")
+    if not kinds:
+        interval = int(config.get("full_attention_interval") or 4)
+        kinds = ["linear_attention" if (n + 1) % interval else "full_attention" for n in range(layers)]
+    heads, width = int(config["linear_num_value_heads"]), int(config["linear_key_head_dim"])
+    return {
+        "recurrent": kinds.count("linear_attention"),
+        "state_heads": heads,
+        "state_keys": int(config["linear_num_key_heads"]) * width,
+        "state_values": heads * int(config["linear_value_head_dim"]),
+        "state_rows": width,
+        "joined": kind.startswith("qwen3_next"),
+        "gated": True,
     }
 
 

@@ -104,6 +104,54 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
     assert computed[0] == pytest.approx(counted[0], rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden_size": 128, "intermediate_size": 256}, {"linear_num_value_heads": 8}, {"head_dim": 64}]
+)
+def test_blocks_with_a_gated_delta_rule_are_what_autograd_keeps(dtype, changes):
+    number, counted, computed = (2 if dtype == torch.bfloat16 else 4), [], []
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+    sizes |= {"linear_value_head_dim": 32} | changes
+    for kinds in (["linear_attention"], ["linear_attention"] * 3 + ["full_attention"]):
+        kinds = [*kinds, "full_attention"]
+        base = SharedBase(
+            tiny("qwen3_5_text", **sizes, num_hidden_layers=len(kinds), layer_types=kinds).to(dtype),
+            tiny_tokenizer(),
+            "qwen3_5",
+        )
+        base.add_adapter("a", LoraSpec(rank=4, alpha=8.0), seed=1)
+        few, many = (kept(base, tokens, False) for tokens in (128, 256))
+        shape = shape_of(base.config.to_dict())
+        use = MemoryInputs(rank=4, gradient_checkpointing=False, on_cpu=True, kernels="torch")
+        counted.append(many - few)
+        computed.append(
+            activations(shape, replace(use, micro_batch_tokens=256), number)
+            - activations(shape, replace(use, micro_batch_tokens=128), number)
+        )
+    # Three blocks more: the rest (embedding, masks, head) is the same in both.
+    assert computed[1] - computed[0] == pytest.approx(counted[1] - counted[0], rel=0.08)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_a_gated_delta_rule_is_counted_as_the_model_has_it(family):
+    base = SharedBase(tiny(family), tiny_tokenizer(), family)
+    base.add_adapter("a", LoraSpec(rank=4), seed=1)
+    shape, use = shape_of(base.config.to_dict()), MemoryInputs(rank=4, rows=2, context=100)
+    assert 0 < shape.recurrent < shape.layers
+    assert adapter_weights(shape, use) == sum(p.numel() for p in base.adapter_parameters("a"))
+    inner = base.adapter_layers("a")
+    matrices = [base.model.get_parameter(path) for path in inner if path in base.fused]
+    matrices += [base.model.get_submodule(path).weight for path in inner if path not in base.fused]
+    assert shape.block_weights == sum(matrix.numel() for matrix in matrices)
+    # A state is as large however long the row is.
+    states = shape.recurrent * base.config.linear_num_value_heads * base.config.linear_key_head_dim
+    states *= base.config.linear_value_head_dim
+    short, long = (footprint(shape, replace(use, context=n)).keys_and_values for n in (100, 200))
+    assert short - (long - short) == pytest.approx(2 * 4 * states)
+
+
 def test_weights_are_counted_as_the_model_has_them():
     base = tiny_base(width=64, layers=3)
     base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
