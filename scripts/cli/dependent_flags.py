@@ -25,6 +25,7 @@ class DependentFlags:
 
 
 DEPENDENCES = (
+    DependentFlags(("ray_*",), lambda v: v["ray"], "--ray ADDRESS"),
     DependentFlags(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
     DependentFlags(
         ("vllm_*", "max_loras", "max_lora_rank", "gpu_memory_utilization", "tensor_parallel_size"),

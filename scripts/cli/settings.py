@@ -69,14 +69,35 @@ class ModelSettings(BaseSettings):
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """Several processes, started by `accelerate launch` or `torchrun` (docs/scale.md)."""
+    """Several processes, started by `accelerate launch`, `torchrun` or on a Ray cluster (docs/scale.md)."""
 
     process_timeout_s: float = 1800.0
     """timeout in seconds for the other processes, whose rollouts may take longer"""
+    ray: str | None = None
+    """Ray cluster to run on: auto on one of its machines, or HOST:PORT; default: this machine, without Ray"""
+    ray_nodes: int | None = None
+    """nodes of the cluster that train; default: all that have room"""
+    ray_procs_per_node: int | None = None
+    """processes on each of them; default: one for each GPU, or one on a CPU"""
+    ray_envs: int = 0
+    """servers on the cluster that play the environment of --env; 0: the processes play it"""
+    ray_vllm: int = 0
+    """vLLM servers on the cluster that sample; 0: none are started"""
+    ray_vllm_flags: str = ""
+    """further flags of mafrt serve_vllm in one text, such as '--python vllm/bin/python --gpus_per_server 2'"""
+    ray_restarts: int = 3
+    """restarts after lost nodes or processes, without a new checkpoint in between, before the run is given up"""
 
     def __post_init__(self) -> None:
         if not self.process_timeout_s > 0:
             raise ConfigError(f"process_timeout_s is {self.process_timeout_s}; choose a value above 0.")
+        for name, least in (
+            *(("ray_nodes", 1), ("ray_procs_per_node", 1)),
+            *(("ray_envs", 0), ("ray_vllm", 0), ("ray_restarts", 0)),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; choose a value of at least {least}.")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from mafrt.scripts.cli.loading import check_format, check_models, load_base, res
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
 from mafrt.scripts.cli.recorded_run import command_of, flags_needed
-from mafrt.scripts.cli.settings import train_config
+from mafrt.scripts.cli.settings import ScaleSettings, train_config
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS
 from mafrt.storage.checkpoint import candidates
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from mafrt.runners.loop import Progress, RunSummary
     from mafrt.storage.load_path import LoadSource
 
-NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
+NOT_REPEATED = frozenset(
+    {"run_dir", "set_aside", "accept_changes"} | {name for name in vars(ScaleSettings()) if name.startswith("ray")}
+)
 """Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
 
 INTERRUPTED = 130
@@ -87,6 +89,11 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     settings, loaded = _read(command, argv)
     if not started()[0]:  # told before anything can fail
         print("\n".join(settings.notes), end="\n" if settings.notes else "", flush=True)
+    if settings["ray"] is not None:
+        from mafrt.scripts.cli.ray_cluster import train_on_ray  # it starts this command on the cluster
+
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", (settings.values.get("env") or command.name).rpartition(":")[2])
+        return train_on_ray(command, argv, settings, choose_run_dir(settings, loaded, name))
     checked = _check(command, settings, loaded, prepare)
     config, prepared, coach = checked.config, checked.prepared, checked.coach
     placement = join(settings, config)
