@@ -289,7 +289,7 @@ class Launcher:
 
     def _words(self) -> list[str]:
         """The command of every process: as it was typed, or going on with the run."""
-        words = [sys.executable, "-m", f"mafrt.scripts.{self.command.name}"]
+        words = program(self.command.name)
         begun = (self.run_dir / ARGS).exists()
         if not begun:
             return [*words, *without(self.words, lambda name: name == "run_dir"), "--run_dir", str(self.run_dir)]
@@ -348,7 +348,7 @@ class Launcher:
         env = settings.values.get("env")
         if env is None or env.startswith(REMOTE) or "," in env or "@" in env:
             raise ConfigError("--ray_envs serves one environment, named by --env; give that, or leave --ray_envs out.")
-        words = [sys.executable, "-m", "mafrt.scripts.serve", "--env", env]
+        words = [*program("serve"), "--env", env]
         for name in ("env_kwargs", "eval_env_kwargs"):
             if settings[name]:
                 words += [f"--{name}", *settings[name]]
@@ -362,7 +362,7 @@ class Launcher:
     def _vllm_servers(self, settings: Settings) -> list[Servers]:
         if not self.scale.ray_vllm:
             return []
-        words = [sys.executable, "-m", "mafrt.scripts.serve_vllm"]
+        words = program("serve_vllm")
         for name in ("model_name_or_path", "profile_path", "lora_rank", "context_window"):
             if settings[name] is not None:
                 words += [f"--{name}", str(settings[name])]
@@ -464,6 +464,12 @@ class Launcher:
             with contextlib.suppress(self.ray.exceptions.RayError):  # it is lost already, or is killed now
                 self.ray.get(actor.end.remote(), timeout=30.0)
             self.ray.kill(actor)
+
+
+def program(command: str) -> list[str]:
+    """The words that start a command; by the console script, so that what a run advises can be pasted."""
+    console = Path(sys.executable).with_name("mafrt")
+    return [str(console), command] if console.exists() else [sys.executable, "-m", f"mafrt.scripts.{command}"]
 
 
 def without(argv: Sequence[str], dropped: Callable[[str], bool]) -> list[str]:

@@ -1,0 +1,235 @@
+"""Training on a Ray cluster: a real one on this machine, whose nodes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HERE = importlib.util.find_spec("ray") is not None
+pytestmark = [
+    pytest.mark.skipif(not HERE, reason="ray is not installed: --ray is NOT tested here"),
+    pytest.mark.takes(slow=240),
+]
+TOY = ["--device", "cpu", "--threads", "1", "--iterations", "3", "--n_rollout_threads", "4", "--eval_episodes", "0"]
+TOY += ["--max_new_tokens", "8", "--lr", "1e-2", "--save_interval", "1"]
+TOY += ["--env", "stops:Counted", "--algorithm", "stops:Stops"]
+STOPS = '''
+"""An environment and a rule that stop, once, where a file asks for it: the moment to kill a node."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import mafrt
+from mafrt.algorithms import Algorithm
+from mafrt.core.types import StepResult
+
+HERE = Path(__file__).parent
+
+
+def stop(where):
+    ask = HERE / f"{where}.{os.environ.get('RANK', 'server')}"
+    if ask.exists() and Path(ask.read_text(), "checkpoints/step_000001").exists():
+        ask.unlink()
+        ask.with_suffix(".reached").write_text(str(os.getpid()))
+        time.sleep(600)
+
+
+class Counted(mafrt.Env):
+    agents = ("first", "second")
+    num_tasks = 8
+
+    def reset(self, seed=None, options=None):
+        self.task = str((options or {}).get("task", 0))
+        return {"first": f"Count to {self.task}."}, {"task": self.task}
+
+    def step(self, actions):
+        stop("play")
+        [(name, text)] = actions.items()
+        reward = {name: sum(letter in "aeiou" for letter in text) / 9}
+        if name == "first":
+            return StepResult({"second": f"They said {text!r}."}, reward, False, False, {})
+        return StepResult({}, reward, True, False, {})
+
+
+@dataclass(frozen=True)
+class Stops(Algorithm):
+    def credit(self, trajectories, context):
+        for row in (row for rows in trajectories for row in rows if row.dropped is None):
+            values = [row.reward] * len(row.turn.action_ids)
+            row.fill(advantages=values, returns=values)
+        return {}
+
+    def policy_loss(self, terms):
+        stop("learn")
+        return -(terms.advantages * terms.logprobs).sum() / terms.denominator, {}
+'''
+
+
+class Nodes:
+    """A cluster on this machine: a head without room, where the trainer is typed, and nodes of two CPUs."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.address = str(self._cluster.address)
+        self._raylets: list[psutil.Process] = []
+
+    def have(self, number: int) -> None:
+        """Start nodes until there are so many."""
+        self._raylets = [raylet for raylet in self._raylets if raylet.is_running()]
+        while len(self._raylets) < number:
+            node = self._cluster.add_node(num_cpus=2)
+            self._raylets.append(psutil.Process(node.all_processes["raylet"][0].process.pid))
+
+    def kill_node_of(self, pid: int) -> list[psutil.Process]:
+        """kill -9 of the node on which a process runs; the processes of ours, which have to end by themselves."""
+        above = [process.pid for process in psutil.Process(pid).parents()]
+        (raylet,) = [raylet for raylet in self._raylets if raylet.pid in above]
+        below = raylet.children(recursive=True)
+        ours = [process for process in below if "mafrt" in " ".join(process.cmdline())]
+        for process in [raylet, *(process for process in below if process not in ours)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        raylet.wait(30)
+        return ours
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    cluster = Nodes()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shared")
+    (made / "stops.py").write_text(STOPS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Path:
+    """The run of two processes without Ray."""
+    words = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone", "--module", "mafrt.scripts.train"]
+    done = subprocess.run([sys.executable, "-m", *words, *TOY, "--run_dir", "alone"], cwd=folder, env=variables())
+    assert done.returncode == 0
+    return folder / "alone"
+
+
+def variables(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(folder: Path, nodes: Nodes, run: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mafrt.scripts.train", *TOY, "--run_dir", run, "--ray", nodes.address, *words]
+    out: Any = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=variables(), stdout=out, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
+    try:
+        out, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return str(out)
+
+
+def stopped_at(folder: Path, place: str, run: str) -> Iterator[int]:
+    """Ask for a stop; then the process that has stopped there."""
+    (folder / place).write_text(str(folder / run))
+    yield 0
+    reached = (folder / place).with_suffix(".reached")
+    until = time.monotonic() + 120
+    while not (reached.exists() and reached.read_text()):
+        assert time.monotonic() < until, "it never came so far"
+        time.sleep(0.1)
+    pid = int(reached.read_text())
+    reached.unlink()
+    yield pid
+
+
+def same(run: Path, other: Path) -> None:
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        lines = (run / name).read_text()
+        assert lines and lines == (other / name).read_text(), name
+    assert not run.with_name(f"{run.name}.ray").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("place", ["", "play.1", "learn.0"], ids=["nobody", "playing", "learner"])
+def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder, nodes, undisturbed, place):
+    nodes.have(2)
+    run = f"run{place}"
+    asked = stopped_at(folder, place, run)
+    if place:
+        next(asked)
+    process = start(folder, nodes, run)
+    try:
+        if place:
+            ours = nodes.kill_node_of(next(asked))
+            assert ours and not psutil.wait_procs(ours, timeout=20)[1], "they die with the actor that started them"
+            nodes.have(2)
+    except BaseException:
+        process.kill()
+        print(process.communicate()[0])
+        raise
+    out = finish(process)
+    assert process.returncode == 0, out
+    assert ("started again from iteration 1" in out) == bool(place), out
+    same(folder / run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_episodes_of_a_lost_server_go_elsewhere_and_it_is_started_again(folder, nodes, undisturbed):
+    nodes.have(3)
+    asked = stopped_at(folder, "play.server", "served")
+    next(asked)
+    process = start(folder, nodes, "served", "--ray_nodes", "1", "--ray_procs_per_node", "2", "--ray_envs", "2")
+    try:
+        nodes.kill_node_of(next(asked))
+    except BaseException:
+        process.kill()
+        print(process.communicate()[0])
+        raise
+    out = finish(process)
+    assert process.returncode == 0, out
+    assert "server" in out and "is started again" in out and "all processes" not in out, out
+    same(folder / "served", undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_signal_to_the_trainer_ends_all_with_a_checkpoint(folder, nodes):
+    nodes.have(2)
+    asked = stopped_at(folder, "none", "ended")
+    del asked
+    process = start(folder, nodes, "ended", "--iterations", "500")
+    until = time.monotonic() + 120
+    while not (folder / "ended/checkpoints/step_000001").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out = finish(process)
+    assert process.returncode == 0 and "Stopped by SIGTERM" in out and "--load_path" in out, out
+    running = [one for one in psutil.process_iter() if "ended" in " ".join(one.cmdline())]
+    assert not running
