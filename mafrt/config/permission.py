@@ -103,7 +103,7 @@ def demands(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key, text in _entries(values, ""):
         if key.rpartition(".")[2] in COMMANDS and text.strip():
             yield key, text, "command"
-        elif _ADDRESS.match(text) and not _is_here(text):
+        elif (_ADDRESS.match(text) and not _is_here(text)) or (text.startswith("@") and key.endswith("vllm_servers")):
             yield key, text, "address"
 
 

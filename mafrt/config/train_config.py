@@ -301,7 +301,7 @@ class EngineConfig:
     engine: str = "local"
     """local (the shared base itself), vllm (a process of its own, or --vllm_servers), or own package.module:Class"""
     vllm_servers: tuple[str, ...] = ()
-    """addresses of vLLM servers that sample together, such as http://127.0.0.1:8001; token: MAFRT_VLLM_TOKEN"""
+    """vLLM servers that sample together, such as http://127.0.0.1:8001, or a list as @FILE; token: MAFRT_VLLM_TOKEN"""
     vllm_adapter_dir: str | None = None
     """shared folder from which servers read adapters, same path on both; default: in memory, for loopback servers"""
     vllm_timeout: float = 600.0

@@ -112,6 +112,24 @@ def check_engine(
             )
 
 
+def server_urls(named: Sequence[str]) -> tuple[str, ...]:
+    """The servers' addresses: those that are named, and the lines of a file that is named as `@FILE`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    urls: list[str] = []
+    for name in named:
+        try:
+            lines = Path(name[1:]).expanduser().read_text(encoding="utf-8").split() if name.startswith("@") else [name]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"vllm_servers names the list {name[1:]}, which cannot be read: {error}.") from None
+        if not lines:
+            raise ConfigError(f"vllm_servers names the list {name[1:]}, which is empty; put an address on each line.")
+        urls += lines
+    return tuple(urls)
+
+
 def reach_servers(config: EngineConfig, model: str) -> None:
     """Ask every server for the models that it serves, before the base is loaded.
 
@@ -120,7 +138,8 @@ def reach_servers(config: EngineConfig, model: str) -> None:
         ConfigError: a server wants another token, or its files describe another base.
     """
     silent = []
-    for url in config.vllm_servers:
+    urls = server_urls(config.vllm_servers)
+    for url in urls:
         try:
             models = served_bases(url.rstrip("/"))
         except HTTPError as error:
@@ -132,7 +151,7 @@ def reach_servers(config: EngineConfig, model: str) -> None:
         else:
             for served in models:
                 _refuse_other_base(url, served, model)
-    if config.vllm_servers and len(silent) == len(config.vllm_servers):
+    if urls and len(silent) == len(urls):
         raise EngineDownError(f"No vLLM server answers ({'; '.join(silent)}); start one, or leave --vllm_servers out.")
     for line in silent:
         log.warning("A vLLM server does not answer (%s); the others sample.", line)
@@ -192,12 +211,13 @@ def _check_servers(config: EngineConfig) -> None:
             f"tensor_parallel_size is {config.tensor_parallel_size}, but vllm_servers are started with settings of "
             "their own; give it to `vllm serve` instead."
         )
-    for url in config.vllm_servers:
+    urls = server_urls(config.vllm_servers)
+    for url in urls:
         if not _is_address(url):
             raise ConfigError(f"vllm_servers has {url!r}; expected an address such as http://127.0.0.1:8001.")
-    if len({url.rstrip("/") for url in config.vllm_servers}) < len(config.vllm_servers):
+    if len({url.rstrip("/") for url in urls}) < len(urls):
         raise ConfigError("vllm_servers names a server twice; give each once.")
-    far = [url for url in config.vllm_servers if not is_loopback(url)]
+    far = [url for url in urls if not is_loopback(url)]
     if far and not os.environ.get(TOKEN):
         raise ConfigError(
             f"The server {far[0]} is not on this machine and there is no token for it; start it with --api-key and set "

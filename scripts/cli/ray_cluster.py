@@ -73,6 +73,7 @@ class Servers:
     number: int
     file: Path
     gpus: int = 0
+    scheme: str = ""
     actors: dict[int, Any] = field(default_factory=dict)
     listening: dict[int, str] = field(default_factory=dict)
     """HOST:PORT by number"""
@@ -83,7 +84,7 @@ class Servers:
 
     def publish(self) -> None:
         if self.listening:  # an empty list would be an error, and an old one does no harm
-            write_atomic(self.file, "".join(f"{place}\n" for place in self.listening.values()).encode())
+            write_atomic(self.file, "".join(f"{self.scheme}{place}\n" for place in self.listening.values()).encode())
 
 
 class LostError(Exception):
@@ -373,7 +374,7 @@ class Launcher:
         self.words = [*without(self.words, lambda name: name in given), "--engine", "vllm"]
         self.words += ["--vllm_servers", f"@{file}", "--vllm_adapter_dir", str(self.shared / "adapters")]
         gpus = gpus_of_server(self.scale) if self.layout.gpus else 0
-        return [Servers("vLLM", words, self.scale.ray_vllm, file, gpus)]
+        return [Servers("vLLM", words, self.scale.ray_vllm, file, gpus, "http://")]
 
     def _await_servers(self) -> None:
         """Start the servers that do not run, and wait until one of each kind listens, at the start until all do."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.types import Completion, Request, SamplingParams
-from mafrt.engines.checks import check_engine
+from mafrt.engines.checks import check_engine, server_urls
 from mafrt.engines.requests import by_adapter, check_requests, completion, sampling_words
 from mafrt.engines.vllm.adapter_sync import AdapterVersion, Handover
 from mafrt.engines.vllm.server_calls import SMALL_S, LostError, ServerCalls, UnknownModelError
@@ -99,7 +99,7 @@ class ServerEngine:
         self._config = config
         self._probe_ids = list(probe or [])
         self._eos = base.eos_ids
-        self._servers = [_Server(url.rstrip("/")) for url in config.vllm_servers]
+        self._servers = [_Server(url.rstrip("/")) for url in server_urls(config.vllm_servers)]
         self._only: list[_Server] | None = None
         self._http = ServerCalls(config.vllm_timeout)
         # Asked before adapters are written: a wrong address is then an error within seconds.
@@ -172,6 +172,13 @@ class ServerEngine:
         server.model, server.alive = bases[0]["id"], True
         server.loaded.clear()
 
+    def _add_listed(self) -> None:
+        """Take in servers that a list in a file has got since; they are checked as those that come back are."""
+        with contextlib.suppress(ConfigError):  # a list that is gone changes nothing
+            known = {server.url for server in self._servers}
+            new = [url.rstrip("/") for url in server_urls(self._config.vllm_servers)]
+            self._servers += [_Server(url, handing=asyncio.Lock()) for url in new if url not in known]
+
     def _someone(self) -> list[_Server]:
         """The servers that answer. Raises EngineDownError if there are none."""
         alive = [server for server in (self._only or self._servers) if server.alive]
@@ -186,6 +193,7 @@ class ServerEngine:
             for server in self._servers:
                 # A lock belongs to one event loop, and each call has its own.
                 server.handing = asyncio.Lock()
+            self._add_listed()
             # A check of one server must not be interrupted by attempts at others.
             if self._only is None:
                 await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
@@ -196,6 +204,7 @@ class ServerEngine:
                 if self._only is None and len(completions) > hoped_at and not any(self.servers.values()):
                     # A trainer whose machine stood still for a moment has lost all of them at once, and none has died.
                     hoped_at = len(completions)
+                    self._add_listed()
                     await asyncio.gather(*(self._revive(client, server) for server in self._servers))
                 alive = self._someone()
                 # No more workers than places, so that small batches open no idle connections.
