@@ -332,6 +332,27 @@ def test_a_server_that_comes_back_is_taken_back_with_its_adapters(monkeypatch):
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(requests(12))]
 
 
+def test_a_server_that_a_list_in_a_file_gets_later_samples_too_and_a_list_that_is_gone_changes_nothing(tmp_path):
+    base, named = team_base(), tmp_path / "servers"
+    with StandIn(team_base) as first, StandIn(team_base) as second:
+        named.write_text(f"{first.url}\n")
+        engine = ServerEngine(base, EngineConfig(engine="vllm", vllm_servers=(f"@{named}",)), probe=probe_prompt(base))
+        engine.keep_probes()
+        expected = LocalEngine(base).generate(requests())
+        named.write_text(f"{first.url}\n{second.url}\n")
+        first.kill()
+        assert [c.ids for c in engine.generate(requests())] == [c.ids for c in expected]
+        assert engine.servers == {first.url: False, second.url: True}
+        named.unlink()
+        assert [c.ids for c in engine.generate(requests())] == [c.ids for c in expected]
+        engine.close()
+    for content in (None, "\n"):
+        if content is not None:
+            named.write_text(content)
+        with pytest.raises(ConfigError, match="the list"):
+            checks.server_urls([f"@{named}"])
+
+
 def test_a_server_that_comes_back_with_another_base_is_not(monkeypatch, caplog):
     monkeypatch.setattr(server, "REVIVE_S", 0.0)
     base = team_base()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SLURM, SKY = ROOT / "examples/cluster/slurm.sh", ROOT / "examples/cluster/sky.yaml"
+SLURM, SKY, RAY = (ROOT / "examples/cluster" / name for name in ("slurm.sh", "sky.yaml", "ray.sh"))
 TOY = ["--device", "cpu", "--threads", "1", "--iterations", "2", "--n_rollout_threads", "4", "--eval_episodes", "0"]
 TOY += ["--max_new_tokens", "8", "--lr", "1e-3"]
 PROGRAMS = {
@@ -96,6 +96,21 @@ def test_skypilot_starts_one_torchrun_on_each_node(cluster):
     ]  # fmt: skip
     assert first[10:] == [task["envs"]["SCRIPT"], "--run_dir", "run", *task["envs"]["FLAGS"].split()]
     assert second[10:] == [task["envs"]["SCRIPT"], "--load_path", "run"]
+
+
+def test_ray_starts_the_cluster_once_and_goes_on_when_started_again(cluster):
+    program(cluster / ".venv/bin/ray", 'echo "$@" >>started; [ "$1" != status ] || [ -e running ]; touch running')
+    program(cluster / ".venv/bin/mafrt", 'printf "%s\\0" "$@" >>words; printf "\\n" >>words')
+    run(cluster, str(RAY), "run", "train_math", "--role", "two words")
+    (cluster / "run/checkpoints/step_000002").mkdir(parents=True)
+    run(cluster, str(RAY), "run", "train_math", "--role", "two words")
+    first, second = calls(cluster)
+    assert first == ["train_math", "--run_dir", "run", "--role", "two words", "--ray", "auto"]
+    assert second == ["train_math", "--load_path", "run", "--ray", "auto"]
+    run(cluster, str(RAY), "node", HEAD="10.0.0.1")
+    started = [line.split()[:3] for line in (cluster / "started").read_text().splitlines()]
+    head, node = ["start", "--head", "--port"], ["start", "--address", "10.0.0.1:6379"]
+    assert started == [["status"], head, ["status"], node]
 
 
 @pytest.mark.slow

@@ -233,3 +233,50 @@ def test_a_signal_to_the_trainer_ends_all_with_a_checkpoint(folder, nodes):
     assert process.returncode == 0 and "Stopped by SIGTERM" in out and "--load_path" in out, out
     running = [one for one in psutil.process_iter() if "ended" in " ".join(one.cmdline())]
     assert not running
+
+
+def typed(folder: Path, *words: str, **more: str) -> str:
+    """What `mafrt train` says to words that it refuses."""
+    command = [sys.executable, "-m", "mafrt.scripts.train", *TOY, "--run_dir", "refused", *words]
+    done = subprocess.run(command, cwd=folder, env=variables(**more), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
+    assert "Loading" not in done.stdout
+    return done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_a_cluster_cannot_do_is_refused_in_a_sentence(folder, nodes):
+    nodes.have(2)
+    here = ("--ray", nodes.address)
+    assert "There is no Ray cluster at 127.0.0.1:1 " in typed(folder, "--ray", "127.0.0.1:1")
+    assert "give auto" in typed(folder, "--ray", "ray://127.0.0.1:10001")
+    assert "a launcher has started this one" in typed(folder, *here, RANK="0", WORLD_SIZE="1")
+    assert "9 nodes with 1 CPUs each are asked for" in typed(folder, *here, "--ray_nodes", "9")
+    assert "2 nodes with 1 GPUs each" in typed(folder, *here, "--ray_nodes", "2", "--device", "cuda")
+    assert "lower --ray_nodes" in typed(folder, *here, "--ray_envs", "50")
+    assert "no effect without --ray" in typed(folder, "--ray_nodes", "2")
+    assert "--gpus" in typed(folder, *here, "--ray_vllm", "1", "--ray_vllm_flags", "--gpus 2")
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_folder_that_a_node_does_not_see_is_refused(folder, nodes, monkeypatch):
+    from mafrt.scripts.cli.ray_node import RayNode
+
+    monkeypatch.setattr(RayNode, "__init__", lambda node: setattr(node, "address", "10.0.0.9"))
+    given = folder / "given"
+    given.touch()
+    assert RayNode().look([sys.executable], str(given), str(folder / "reply")) == ("10.0.0.9", [])
+    assert (folder / "reply").exists()
+    gone = str(folder / "gone")
+    assert RayNode().look([gone], str(folder / "nothing"), gone) == ("10.0.0.9", [gone, str(folder / "nothing")])
+    assert not Path(gone).exists()
+
+
+def test_flags_of_the_launcher_are_no_flags_of_its_processes():
+    from mafrt.scripts.cli.ray_cluster import without
+
+    words = ["--env", "a:B", "--ray=auto", "--ray-nodes", "2", "--env_kwargs", "a=1", "b=2", "--no-set_aside"]
+    assert without(words, lambda name: name.startswith("ray")) == [*words[:2], *words[5:]]
+    assert without(words, lambda name: name in ("env_kwargs", "set_aside", "env")) == words[2:5]
