@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Adds to .venv what docs/scale.md is about: vLLM, DeepSpeed and bitsandbytes, as requirements-gpu.txt pins them, or in
-# their builds for a CPU, as requirements-scale.txt does. MAFRT_BUILD=cuda chooses where no GPU is seen.
+# Adds to .venv what docs/scale.md is about: vLLM, DeepSpeed, bitsandbytes and Ray, as requirements-gpu.txt pins them, or
+# in their builds for a CPU, as requirements-scale.txt does. MAFRT_BUILD=cuda chooses where no GPU is seen.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh

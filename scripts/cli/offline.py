@@ -20,11 +20,12 @@ from mafrt.runners.offline.next_states import next_states
 from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, recorded_turns
 from mafrt.runners.progress import Terminal, offline_words
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.go_on import INTERRUPTED, go_on, interrupted
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
-from mafrt.scripts.cli.train import INTERRUPTED, NOT_REPEATED, SHAPE, choose_run_dir, go_on, interrupted, is_same
+from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_dir import set_aside

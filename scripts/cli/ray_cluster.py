@@ -34,8 +34,8 @@ from mafrt.environment.registry import REMOTE
 from mafrt.scripts import serve_vllm
 from mafrt.scripts.cli import ray_node
 from mafrt.scripts.cli.command import Command, Settings, underscored
+from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
 from mafrt.scripts.cli.settings import ScaleSettings
-from mafrt.scripts.cli.train import INTERRUPTED, PAUSED, go_on, interrupted
 from mafrt.storage.args_file import ARGS
 from mafrt.storage.checkpoint import candidates
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,14 +28,14 @@ from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
-from mafrt.scripts.cli.recorded_run import command_of, flags_needed
+from mafrt.scripts.cli.recorded_run import command_of
 from mafrt.scripts.cli.settings import ScaleSettings, train_config
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS
-from mafrt.storage.checkpoint import candidates
 from mafrt.storage.run_dir import set_aside
 from mafrt.storage.run_record import RECORD
 
@@ -52,11 +51,6 @@ NOT_REPEATED = frozenset(
     {"run_dir", "set_aside", "accept_changes"} | {name for name in vars(ScaleSettings()) if name.startswith("ray")}
 )
 """Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
-
-INTERRUPTED = 130
-"""Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
-PAUSED = 3
-"""Exit code of a run that pauses until the user fixes its coach or its engine."""
 
 SHAPE = (
     "model_name_or_path",
@@ -317,30 +311,6 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
         )
     )
     return 0
-
-
-def interrupted(command: Command, run_dir: Path) -> str | None:
-    """What a second Ctrl-C leaves: the last checkpoint and how to go on with it; None if there is none."""
-    steps = [step for step, _ in candidates(run_dir / "checkpoints")]
-    if not steps:
-        return None
-    return (
-        f"Stopped by Ctrl-C within an iteration; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
-        f"Go on with: {go_on(command, run_dir)}"
-    )
-
-
-def go_on(command: Command, run_dir: Path) -> str:
-    """The command line that goes on with a run, to be pasted as it is."""
-    typed = Path(sys.argv[0])
-    # An experiment of several stages has other flags than its training.
-    stage = typed.resolve().is_relative_to(Path(__file__).resolve().parent.parent) and typed.stem != command.name
-    # The line can be pasted as it is, so that it names what the user typed.
-    if stage or typed.suffix != ".py":
-        return shlex.join(["mafrt", command.name, "--load_path", str(run_dir), *flags_needed(run_dir)])
-    python = Path(sys.executable)
-    here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return shlex.join([str(here), sys.argv[0], "--load_path", str(run_dir), *flags_needed(run_dir)])
 
 
 def sampled(metrics: Mapping[str, float]) -> float | None:

@@ -29,9 +29,9 @@ from mafrt.envs.math.build import problems
 from mafrt.scripts import bench, check_env, collect, evaluate, info, show, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.go_on import go_on
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.settings import TRAIN, train_config
-from mafrt.scripts.cli.train import go_on
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.transcript_files import read_transcript, transcript_files
 

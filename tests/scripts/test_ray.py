@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ pytestmark = [
     pytest.mark.skipif(not HERE, reason="ray is not installed: --ray is NOT tested here"),
     pytest.mark.takes(slow=240),
 ]
-TOY = ["--device", "cpu", "--threads", "1", "--iterations", "3", "--n_rollout_threads", "4", "--eval_episodes", "0"]
+TOY = ["--device", "cpu", "--threads", "1", "--n_rollout_threads", "4", "--eval_episodes", "0"]
 TOY += ["--max_new_tokens", "8", "--lr", "1e-2", "--save_interval", "1"]
-TOY += ["--env", "stops:Counted", "--algorithm", "stops:Stops"]
+TOY += ["--env", "stops:Counted", "--algorithm", "stops:Stops", "--iterations", "3"]
 STOPS = '''
 """An environment and a rule that stop, once, where a file asks for it: the moment to kill a node."""
 
@@ -43,8 +43,10 @@ def stop(where):
     ask = HERE / f"{where}.{os.environ.get('RANK', 'server')}"
     if ask.exists() and Path(ask.read_text(), "checkpoints/step_000001").exists():
         ask.unlink()
-        ask.with_suffix(".reached").write_text(str(os.getpid()))
-        time.sleep(600)
+        reached = ask.with_suffix(ask.suffix + ".reached")
+        reached.write_text(str(os.getpid()))
+        while reached.exists():
+            time.sleep(0.1)
 
 
 class Counted(mafrt.Env):
@@ -138,8 +140,9 @@ def variables(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def start(folder: Path, nodes: Nodes, run: str, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mafrt.scripts.train", *TOY, "--run_dir", run, "--ray", nodes.address, *words]
+def start(folder: Path, nodes: Nodes, run: str, *words: str, iterations: int = 3) -> subprocess.Popen[str]:
+    toy = [*TOY[:-1], str(iterations)]
+    command = [sys.executable, "-m", "mafrt.scripts.train", *toy, "--run_dir", run, "--ray", nodes.address, *words]
     out: Any = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=variables(), stdout=out, stderr=subprocess.STDOUT, text=True)
 
@@ -152,18 +155,23 @@ def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
     return str(out)
 
 
-def stopped_at(folder: Path, place: str, run: str) -> Iterator[int]:
-    """Ask for a stop; then the process that has stopped there."""
+def ask(folder: Path, place: str, run: str) -> Path:
+    """Have the process stop there from the run's second iteration on; the file that holds its id while it does."""
     (folder / place).write_text(str(folder / run))
-    yield 0
-    reached = (folder / place).with_suffix(".reached")
-    until = time.monotonic() + 120
-    while not (reached.exists() and reached.read_text()):
-        assert time.monotonic() < until, "it never came so far"
+    return folder / f"{place}.reached"
+
+
+def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        if time.monotonic() > end or process.poll() is not None:
+            process.kill()
+            pytest.fail(f"it never came so far: {process.communicate()[0]}")
         time.sleep(0.1)
-    pid = int(reached.read_text())
-    reached.unlink()
-    yield pid
+
+
+def written(file: Path) -> Callable[[], object]:
+    return lambda: file.exists() and file.read_text()
 
 
 def same(run: Path, other: Path) -> None:
@@ -179,22 +187,17 @@ def same(run: Path, other: Path) -> None:
 def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder, nodes, undisturbed, place):
     nodes.have(2)
     run = f"run{place}"
-    asked = stopped_at(folder, place, run)
-    if place:
-        next(asked)
+    stopped = ask(folder, place, run) if place else None
     process = start(folder, nodes, run)
-    try:
-        if place:
-            ours = nodes.kill_node_of(next(asked))
-            assert ours and not psutil.wait_procs(ours, timeout=20)[1], "they die with the actor that started them"
-            nodes.have(2)
-    except BaseException:
-        process.kill()
-        print(process.communicate()[0])
-        raise
+    if stopped is not None:
+        until(written(stopped), process)
+        ours = nodes.kill_node_of(int(stopped.read_text()))
+        left = psutil.wait_procs(ours, timeout=20)[1]
+        nodes.have(2)
     out = finish(process)
     assert process.returncode == 0, out
-    assert ("started again from iteration 1" in out) == bool(place), out
+    assert stopped is None or (ours and not left), "they die with the actor that started them"
+    assert ("started again from iteration 1" in out) == (stopped is not None), out
     same(folder / run, undisturbed)
 
 
@@ -202,18 +205,17 @@ def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder
 @pytest.mark.ci
 def test_episodes_of_a_lost_server_go_elsewhere_and_it_is_started_again(folder, nodes, undisturbed):
     nodes.have(3)
-    asked = stopped_at(folder, "play.server", "served")
-    next(asked)
+    playing, learning = ask(folder, "play.server", "served"), ask(folder, "learn.0", "served")
     process = start(folder, nodes, "served", "--ray_nodes", "1", "--ray_procs_per_node", "2", "--ray_envs", "2")
-    try:
-        nodes.kill_node_of(next(asked))
-    except BaseException:
-        process.kill()
-        print(process.communicate()[0])
-        raise
+    until(written(playing), process)
+    listed = folder / "served.ray/environments.txt"
+    before = set(listed.read_text().split())
+    nodes.kill_node_of(int(playing.read_text()))
+    until(written(learning), process)  # so the episodes were played on the other one
+    until(lambda: len(now := set(listed.read_text().split())) == 2 and now != before, process)
+    learning.unlink()
     out = finish(process)
-    assert process.returncode == 0, out
-    assert "server" in out and "is started again" in out and "all processes" not in out, out
+    assert process.returncode == 0 and "is started again" in out and "all processes" not in out, out
     same(folder / "served", undisturbed)
 
 
@@ -221,18 +223,12 @@ def test_episodes_of_a_lost_server_go_elsewhere_and_it_is_started_again(folder, 
 @pytest.mark.ci
 def test_a_signal_to_the_trainer_ends_all_with_a_checkpoint(folder, nodes):
     nodes.have(2)
-    asked = stopped_at(folder, "none", "ended")
-    del asked
-    process = start(folder, nodes, "ended", "--iterations", "500")
-    until = time.monotonic() + 120
-    while not (folder / "ended/checkpoints/step_000001").exists():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    process = start(folder, nodes, "ended", iterations=500)
+    until((folder / "ended/checkpoints/step_000001").exists, process)
     process.send_signal(signal.SIGTERM)
     out = finish(process)
     assert process.returncode == 0 and "Stopped by SIGTERM" in out and "--load_path" in out, out
-    running = [one for one in psutil.process_iter() if "ended" in " ".join(one.cmdline())]
-    assert not running
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "ended" in (one.info["cmdline"] or ())]
 
 
 def typed(folder: Path, *words: str, **more: str) -> str:

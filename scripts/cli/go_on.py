@@ -1,0 +1,40 @@
+"""How a run that was stopped goes on: exit codes, and the command line to paste."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.recorded_run import flags_needed
+from mafrt.storage.checkpoint import candidates
+
+INTERRUPTED = 130
+"""Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
+PAUSED = 3
+"""Exit code of a run that pauses until the user fixes its coach or its engine."""
+
+
+def interrupted(command: Command, run_dir: Path) -> str | None:
+    """What a second Ctrl-C leaves: the last checkpoint and how to go on with it; None if there is none."""
+    steps = [step for step, _ in candidates(run_dir / "checkpoints")]
+    if not steps:
+        return None
+    return (
+        f"Stopped by Ctrl-C within an iteration; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
+        f"Go on with: {go_on(command, run_dir)}"
+    )
+
+
+def go_on(command: Command, run_dir: Path) -> str:
+    """The command line that goes on with a run, to be pasted as it is."""
+    typed = Path(sys.argv[0])
+    # An experiment of several stages has other flags than its training.
+    stage = typed.resolve().is_relative_to(Path(__file__).resolve().parent.parent) and typed.stem != command.name
+    # The line can be pasted as it is, so that it names what the user typed.
+    if stage or typed.suffix != ".py":
+        return shlex.join(["mafrt", command.name, "--load_path", str(run_dir), *flags_needed(run_dir)])
+    python = Path(sys.executable)
+    here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return shlex.join([str(here), sys.argv[0], "--load_path", str(run_dir), *flags_needed(run_dir)])
