@@ -17,6 +17,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,9 @@ from mafrt.storage.checkpoint import candidates
 ENV_TOKEN = "MAFRT_ENV_TOKEN"
 CONNECT_S = 5.0
 """Seconds in which the cluster's address has to answer."""
+JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
+JOIN_S = 60.0
+"""Seconds in which a cluster takes a program in."""
 ROOM_S = 600.0
 """Seconds to wait for nodes with room."""
 LOST_S = 60.0
@@ -128,9 +132,14 @@ def connected(address: str) -> Any:
         )
     remedy = "start one with `ray start --head`, or give --ray its HOST:PORT"
     try:
-        if address != "auto":  # Ray itself would try for minutes
+        if address != "auto":  # Ray itself would try for many minutes, in lines of its own
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+            subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=JOIN_S, check=False)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"What listens at {address} is no Ray cluster that takes programs in; {remedy}."
+        ) from None
     except (OSError, OverflowError) as error:
         why = "none runs here" if address == "auto" else error_line(error)
         raise ConfigError(f"There is no Ray cluster at {address} ({why}); {remedy}.") from None

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli import ray_cluster
 
 HERE = importlib.util.find_spec("ray") is not None
 pytestmark = [
@@ -270,9 +274,14 @@ def test_a_folder_that_a_node_does_not_see_is_refused(folder, nodes, monkeypatch
     assert not Path(gone).exists()
 
 
-def test_flags_of_the_launcher_are_no_flags_of_its_processes():
-    from mafrt.scripts.cli.ray_cluster import without
+def test_an_address_where_something_else_listens_is_refused(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "JOIN_S", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="is no Ray cluster"):
+        ray_cluster.connected(f"127.0.0.1:{other.getsockname()[1]}")
 
+
+def test_flags_of_the_launcher_are_no_flags_of_its_processes():
+    without = ray_cluster.without
     words = ["--env", "a:B", "--ray=auto", "--ray-nodes", "2", "--env_kwargs", "a=1", "b=2", "--no-set_aside"]
     assert without(words, lambda name: name.startswith("ray")) == [*words[:2], *words[5:]]
     assert without(words, lambda name: name in ("env_kwargs", "set_aside", "env")) == words[2:5]
