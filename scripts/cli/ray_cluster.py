@@ -137,9 +137,7 @@ def connected(address: str) -> Any:
             subprocess.run([sys.executable, "-c", JOIN, address], capture_output=True, timeout=JOIN_S, check=False)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"What listens at {address} is no Ray cluster that takes programs in; {remedy}."
-        ) from None
+        raise ConfigError(f"What listens at {address} is no Ray cluster that takes programs in; {remedy}.") from None
     except (OSError, OverflowError) as error:
         why = "none runs here" if address == "auto" else error_line(error)
         raise ConfigError(f"There is no Ray cluster at {address} ({why}); {remedy}.") from None
@@ -163,7 +161,7 @@ def layout_of(nodes: Sequence[Mapping[str, Any]], scale: ScaleSettings, device: 
             f"{asked} nodes with {per_node} {kind}s each are asked for, and {len(fitting)} of the cluster's "
             f"{len(nodes)} have them ({kind}s: {has}); lower --ray_nodes or --ray_procs_per_node, or add nodes."
         )
-    servers, per_server = scale.ray_vllm, gpus_of_server(scale) if on_gpus else 0
+    servers, per_server = scale.ray_vllm, gpus_of_server(scale) * on_gpus
     needed = {
         "GPU": asked * per_node * on_gpus + servers * per_server,
         "CPU": asked * per_node + servers + scale.ray_envs,

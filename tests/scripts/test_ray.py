@@ -235,9 +235,9 @@ def test_a_signal_to_the_trainer_ends_all_with_a_checkpoint(folder, nodes):
     assert not [one for one in psutil.process_iter(["cmdline"]) if "ended" in (one.info["cmdline"] or ())]
 
 
-def typed(folder: Path, *words: str, **more: str) -> str:
+def typed(folder: Path, *words: str, device: str = "cpu", **more: str) -> str:
     """What `mafrt train` says to words that it refuses."""
-    command = [sys.executable, "-m", "mafrt.scripts.train", *TOY, "--run_dir", "refused", *words]
+    command = [sys.executable, "-m", "mafrt.scripts.train", *TOY[:1], device, *TOY[2:], "--run_dir", "refused", *words]
     done = subprocess.run(command, cwd=folder, env=variables(**more), capture_output=True, text=True, timeout=240)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
     assert "Loading" not in done.stdout
@@ -253,7 +253,7 @@ def test_what_a_cluster_cannot_do_is_refused_in_a_sentence(folder, nodes):
     assert "give auto" in typed(folder, "--ray", "ray://127.0.0.1:10001")
     assert "a launcher has started this one" in typed(folder, *here, RANK="0", WORLD_SIZE="1")
     assert "9 nodes with 1 CPUs each are asked for" in typed(folder, *here, "--ray_nodes", "9")
-    assert "2 nodes with 1 GPUs each" in typed(folder, *here, "--ray_nodes", "2", "--device", "cuda")
+    assert "2 nodes with 1 GPUs each" in typed(folder, *here, "--ray_nodes", "2", device="cuda")
     assert "lower --ray_nodes" in typed(folder, *here, "--ray_envs", "50")
     assert "no effect without --ray" in typed(folder, "--ray_nodes", "2")
     assert "--gpus" in typed(folder, *here, "--ray_vllm", "1", "--ray_vllm_flags", "--gpus 2")
