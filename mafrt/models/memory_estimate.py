@@ -257,7 +257,7 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
-    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.widest + inner)
+    in_a_block: float = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.widest + inner)
     # Of every expert of a token its input, output, and inner activations of its adapter.
     in_a_block += number * shape.chosen * (2 * shape.hidden + 2 * use.rank)
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
@@ -271,7 +271,7 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     if shape.gated:
         in_a_block += 3 * number * queries
     per_state = shape.state_heads * shape.state_rows  # every state has keys of its own by then
-    recurrent = number * (4 * (shape.hidden + shape.widest + per_state) + 6 * shape.state_values)
+    recurrent: float = number * (4 * (shape.hidden + shape.widest + per_state) + 6 * shape.state_values)
     recurrent += number * 127 * shape.state_heads + 4 * (7.3 * per_state + 5.3 * shape.state_values)
     recurrent += 4 * 228 * shape.state_heads
     of_all = (shape.layers - shape.recurrent) * in_a_block + shape.recurrent * recurrent
