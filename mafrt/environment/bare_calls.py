@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 from mafrt.environment.call_values import (
@@ -231,7 +232,8 @@ def without_marks(text: str, tools: Schemas) -> tuple[int, list[Call]] | None:
     """Calls in a text in which no mark begins one, and where they begin; None if it makes none.
 
     `tools`: the schemas of the tools that there are. They tell Apertus' `[{NAME: {...}}]` from an answer in
-    JSON, and the rest of a call whose marks were dropped in decoding from words: what cannot be read is a `BadCall`.
+    JSON, and from words the rest of a call whose marks were dropped in decoding, and the forms of other programs,
+    as `<NAME>...</NAME>` or `Action: NAME[...]`: what cannot be read is a `BadCall`.
     """
     named = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
     for mark in re.finditer(rf"\[\s*\{{\s*\"(?:{named})\"\s*:\s*\{{", text):
@@ -240,17 +242,30 @@ def without_marks(text: str, tools: Schemas) -> tuple[int, list[Call]] | None:
         except Unreadable as error:
             return mark.start(), [BadCall(f"{BAD}{error}.")]
         return mark.start(), calls_of(value, tagged=True)
-    if re.match(rf"(?:{named})\(", text) and (listed := bare_list(text, code=True)):
+    # At a handful of places, since reading a long value in vain takes time.
+    inner = rf"\{{\s*['\"](?:{'|'.join(_NAMES)})['\"]\s*:\s*['\"](?:{named})['\"]\s*,"
+    for mark in islice(re.finditer(inner, text), 9):
+        try:
+            value, _ = read_value(text, mark.start())
+        except Unreadable:
+            continue
+        if _meant(value):  # a call under a key of another program
+            return mark.start(), calls_of(value, tagged=True)
+    if re.match(rf"\[?\s*(?:{named})\(", text) and (listed := bare_list(text, code=True)):
         return 0, listed
     keys = {name: "|".join(map(re.escape, _properties(schema))) for name, schema in tools.items()}
     begun = "|".join(rf"{re.escape(name)}(?:\s*[\[{{<]|\n?(?:{keys[name]}))" for name in tools if keys[name])
     begun = "|".join(filter(None, (begun, rf"(?:{named})(?:[\[{{<]|\n```(?:json)?\n\{{)", _ALONE)))
+    tag = rf"[\w:.-]+\s[^<>\n]*=[\"']?(?:{named})[\"']?(?:\s[^<>\n]*)?"
+    begun += rf"|<(?:(?:{named})(?:\s[^<>\n]*)?|{tag}|\w*name>\s*(?:{named})\s*</\w*name)/?>"
+    begun += rf"|\W{{0,5}}(?i:action|tool|function)\W{{1,6}}(?:{named})(?:\W*$|[\[({{<])"
     ticks = place = 0
     for mark in re.finditer(rf"^(?:call:|function|assistant\n?)?(?:{begun})|{_ALONE}", text, re.MULTILINE):
         ticks, place = ticks + text.count("`", place, mark.start()), mark.start()
         if ticks % 2 == 0:  # what stands in ticks is quoted
             line = text.rfind("\n", 0, mark.start()) + 1
-            why = f"a tool call without its marks cannot be read (found {brief_line(text[line : line + 80])}); {FORM}."
+            found = brief_line(text[line : line + 80])
+            why = f"a tool call in a form of its own, or without its marks, cannot be read (found {found}); {FORM}."
             return line, [BadCall(f"{BAD}{why}")]
     return None
 

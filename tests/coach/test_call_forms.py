@@ -320,7 +320,33 @@ def test_a_call_that_lost_its_marks_is_read_by_the_tools_that_there_are(lost):
         assert call == ToolCall("calculator", A) if isinstance(call, ToolCall) else call.why.startswith("Nothing was")
 
 
-@pytest.mark.parametrize("words", [*WORDS.values(), "The calculator is a tool.", "calculator", '[{"a": {"x": 1}}]',
+OTHERS = {
+    "MCP": json.dumps({"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "calculator", "arguments": A}}),
+    "Gemini": json.dumps({"functionCall": {"name": "calculator", "args": A}}),
+    "Gemini's parts": json.dumps({"parts": [{"function_call": {"name": "calculator", "args": A}}]}),
+    "one of tool_calls": json.dumps({"tool_calls": {"name": "calculator", "arguments": A}}),
+    "a tag with a name": f'<tool name="calculator">{a}</tool>',
+    "a tag of the tool": f"<calculator>{a}</calculator>",
+    "Cline": "<calculator>\n<expression>3 + 4</expression>\n</calculator>",
+    "Cline's MCP": f"<use_mcp_tool>\n<tool_name>calculator</tool_name>\n<arguments>\n{a}\n</arguments>\n</use_mcp_tool>",
+    "no closing tag": 'So.\n<invoke name="calculator" expression="3 + 4"/>',
+    "ReAct": "Thought: I compute.\nAction: calculator[3 + 4]",
+    "ReAct, Python": 'Action: calculator(expression="3 + 4")',
+    "ReAct, small letters": f"action: calculator\naction input: {a}",
+    "ReAct, bold": f"**Action:** calculator\n**Action Input:** {a}",
+    "Qwen-Agent": f"\u273fFUNCTION\u273f: calculator\n\u273fARGS\u273f: {a}",
+    "no names": '[calculator("3 + 4")]',
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_a_call_in_a_form_of_another_program_is_read_or_reported(form):
+    [call] = find_calls(OTHERS[form], tools=TOOLS)
+    assert call == ToolCall("calculator", A) if isinstance(call, ToolCall) else call.why.startswith("Nothing was")
+
+
+@pytest.mark.parametrize("words", [*WORDS.values(), "The calculator is a tool.", "The tool: a calculator",
+    '{"tool": "calculator", "answer": 7}', 'As `{"name": "calculator"}` says.', "My action: calculator first, then words.", "calculator", '[{"a": {"x": 1}}]',
     "The tags `<tool_call>` and `</tool_call>`\nenclose calls.", "calculator: I used it.", "I need calculator(3)."])  # fmt: skip
 def test_words_stay_words_where_there_are_tools(words):
     assert find_calls(words, tools=TOOLS) == []
@@ -428,11 +454,12 @@ def test_values_in_tags_get_the_types_of_the_schema():
     assert with_types(ToolCall("f", given), schema) == given  # JSON has types of its own
 
 
-@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`",
+@pytest.mark.parametrize("piece", ["<a ", "<calculator ", '{"name": "calculator", ', "Action: ", "<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`",
                                    '<invoke name="a">', "<|channel|>", '{"name":"a","arguments":{', "functools[", "<think>", "a <think> b", "analysis", "functions.a:0{", "to=functions.a {",
                                    '<|open|>call tool="a"<|sep|>', '<|open|>argument key="a"<|sep|>', "<|open|>think<|sep|>"])  # fmt: skip
 def test_no_text_takes_long(piece):
     started = time.process_time()
     find_calls(piece * 5000)
+    find_calls(piece * 5000, tools=TOOLS)
     visible(piece * 5000)
     assert time.process_time() - started < 5  # quadratic work would take minutes
