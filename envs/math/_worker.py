@@ -46,9 +46,9 @@ def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precis
     percent = get_pct_val(a)
     if percent is not None and get_pct_val(b) is None and numbers_equal(percent, b):
         return True
-    # The imaginary unit is a symbol that is not real to math-verify's reader, and in `1.0i` a real one.
+    # The imaginary unit is a symbol that is not real to math-verify's reader, and in `1.0i` and `2i` a real one.
     letters = {symbol for x in (a, b) for symbol in x.free_symbols if symbol.name == "i"}
-    if any(symbol.is_real is False for symbol in letters):
+    if any(x.is_real is False for x in (*letters, *(x for x in (a, b) if letters and isinstance(x, Basic)))):
         a, b = (x.subs(dict.fromkeys(letters, I)) for x in (a, b))
     a, b = a.doit(), b.doit()
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
@@ -90,7 +90,7 @@ def _decisive_digits(a: Any, b: Any) -> int:
 
 def _agree(a: Any, b: Any, digits: int, rounded: bool = False) -> bool:
     """Whether two expressions are equal to so many digits, or to those of an answer that is `rounded`."""
-    from sympy import Rational, expand
+    from sympy import Rational, expand, nan, oo, zoo
 
     if not a.free_symbols and not b.free_symbols:
         left, right = a.evalf(digits), b.evalf(digits)
@@ -100,6 +100,8 @@ def _agree(a: Any, b: Any, digits: int, rounded: bool = False) -> bool:
         if rounded:
             return bool(error <= SMALL_ERROR * size and _round(left) == _round(right))
         return bool(error <= size * Rational(1, 10 ** (digits - 10)))
+    if any(x.has(oo, -oo, zoo, nan) for x in (a, b)):
+        return False  # every term is small beside infinity
     # With variables: no term of the difference counts beside the largest term of either side.
     terms = [expand(x).evalf(digits).as_coefficients_dict() for x in (a - b, a, b)]
     left_over, size = (max((abs(c) for d in group for c in d.values()), default=0) for group in (terms[:1], terms[1:]))

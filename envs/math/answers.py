@@ -221,8 +221,10 @@ def same_bases(given: str, reference: str) -> tuple[str, str] | None:
     """
     if not any(mark in text for mark in ("_", "base") for text in (given, reference)):
         return given, reference
-    plain_given, own = _without_bases(given)
     plain_reference, wanted = _without_bases(reference)
+    if any(base > 10 for base in wanted):
+        given = re.sub(r"\b[0-9a-f]+(?=\)?_)", lambda digits: digits[0].upper(), given)
+    plain_given, own = _without_bases(given)
     if own and own != (wanted or [10] * len(own)):
         return None
     return plain_given, plain_reference

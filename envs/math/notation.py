@@ -7,6 +7,7 @@ Signs (`√5`, `60°`, `½`), calculators (`1.6e-19`, `2*pi`, `3 1/2`), Markdown
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _SIGNS = str.maketrans({
     "π": r"\pi ", "∞": r"\infty ", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ", "°": r"^\circ ",
@@ -47,6 +48,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (rf"^({_NUMBER})((?:\s+(?!(?:{_NO_UNITS}|and|or|not|but)\b)[A-Za-z]{{3,}}){{1,5}})$", r"\1"),
     )
 ]
+_DEGREES = re.compile(r"([0-9.]+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+_OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9 ])")
 _REPEATING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?\s*([0-9]{1,20})\s*\}?")
 _TIMES = re.compile(
@@ -72,11 +75,61 @@ def latex(answer: str) -> str:
     answer = _REPEATING.sub(_fraction, answer)
     answer = _THOUSANDS.sub(lambda match: match[0].replace(" ", ""), answer)
     answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{_MULTIPLIERS[match[2]]}}}", answer)
+    if _OF_ANGLES.search(answer):  # math-verify drops the sign, and takes radians
+        answer = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", answer)
     for pattern, replacement in _REWRITES:
         answer = pattern.sub(replacement, answer)
     if not _INEQUALITY.search(answer):
         answer = _CONJUNCTION.sub(", ", answer)
     return answer.strip()
+
+
+_SIZES = {
+    "length": ("mm .001 millimeter .001 cm .01 centimeter .01 dm .1 m 1 meter 1 metre 1 km 1000 kilometer 1000 "
+               "in .0254 inch .0254 inche .0254 ft .3048 foot .3048 feet .3048 yd .9144 yard .9144 "
+               "mi 1609.344 mile 1609.344"),
+    "mass": "mg .001 g 1 gram 1 kg 1000 kilogram 1000 lb 453.59237 pound 453.59237 oz 28.349523125 ounce 28.349523125",
+    "time": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
+    "volume": "ml .001 milliliter .001 l 1 liter 1 litre 1",
+    "money": "cent 1 dollar 100",
+}  # fmt: skip
+_UNITS = {
+    name: (kind, Fraction(size))
+    for kind, listed in _SIZES.items()
+    for name, size in zip(listed.split()[::2], listed.split()[1::2], strict=True)
+}
+_WITH_UNIT = re.compile(
+    r"(?P<number>.+?)(?:[\s~]|\\[ ,;])*(?P<text>\\(?:text|mathrm|mbox|textrm)\s*\{[\s~]*|(?<=[0-9}\s]))"
+    r"(?P<name>(?:square |cubic )?[A-Za-z]{1,12})\.?\s*(?(text)\}?)(?:\s*\^\s*\{?(?P<power>[23])\}?)?"
+)
+
+
+def same_units(given: str, reference: str) -> tuple[str, str] | None:
+    """Both answers in one unit, if both have one that is known; None if these measure different things.
+
+    math-verify drops units, so that 5 kg would pass for 5 g.
+    """
+    own, wanted = _measure(given), _measure(reference)
+    if own is None or wanted is None:
+        return given, reference
+    (number, kind, size), (plain, other, unit) = own, wanted
+    if kind != other:
+        return None
+    ratio = size / unit
+    return (number if ratio == 1 else rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}} \cdot ({number})"), plain
+
+
+def _measure(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
+    """The number of an answer, what its unit measures with the power, and the unit's size; None without a known one."""
+    match = _WITH_UNIT.fullmatch(answer)
+    if match is None or (len(match["name"]) == 1 and not match["text"]):  # 5 m may be a product
+        return None
+    *before, name = match["name"].split()
+    unit = _UNITS.get(name) or _UNITS.get(name.lower().removesuffix("s"))
+    if unit is None:
+        return None
+    power = int(match["power"] or {"square": 2, "cubic": 3}.get(before[0] if before else "", 1))
+    return match["number"], (unit[0], power), unit[1] ** power
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.envs.math.answers import MAX_ANSWER_CHARS, boxed, comparable, extract_answer, quick_verdict, same_bases, tidy
-from mafrt.envs.math.notation import latex
+from mafrt.envs.math.notation import latex, same_units
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
 
@@ -77,6 +77,7 @@ class Verifier:
                 return False
             given, reference = tidy(given), tidy(boxed(reference) or reference)
             plain = (given, reference) if given == reference else same_bases(given, reference)
+            plain = plain and same_units(*plain)
             verdict = False if plain is None else quick_verdict(*plain)
             if plain is not None and verdict is None:
                 plain = latex(plain[0]), latex(plain[1])
