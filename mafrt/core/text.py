@@ -111,17 +111,24 @@ def readable(data: bytes) -> str:
     return _CONTROLS.sub(REPLACEMENT, lines)
 
 
+def one_item(value: Any) -> Any:
+    """`value`, or the one element of an array; None where it holds several, or one that is masked as not known."""
+    if not callable(getattr(value, "item", None)):
+        return value
+    # A method of pandas' objects, an array of NumPy's masked ones.
+    masked = getattr(getattr(value, "mask", None), "any", bool)()
+    try:
+        return value.item() if all(size == 1 for size in getattr(value, "shape", ())) and not masked else None
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def real_number(value: Any) -> float | None:
     """`value` as a finite float; None if it is not one real number that a float can hold.
 
     A bool and an array of one number are numbers; a text is none.
     """
-    shape = getattr(value, "shape", ())
-    if callable(getattr(value, "item", None)):
-        try:
-            value = value.item() if all(size == 1 for size in shape) else None
-        except (TypeError, ValueError, RuntimeError):
-            return None
+    value = one_item(value)
     if not isinstance(value, (numbers.Real, Decimal)):
         return None
     try:

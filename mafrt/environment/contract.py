@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
-from mafrt.core.text import brief, clean_deep, clean_text, error_line, real_number
+from mafrt.core.text import brief, clean_deep, clean_text, error_line, one_item, real_number
 from mafrt.core.types import Evidence, Message, Observation, Scored, StepResult
 
 ROLES = ("system", "user", "assistant", "tool", "tools")
@@ -49,12 +49,13 @@ def checked_step(agents: tuple[str, ...], where: str, result: Any) -> StepResult
         if (amount := real_number(reward)) is None:
             raise EnvError(f"{where}: the reward of {agent!r} must be a finite number, found {brief(reward)}")
         amounts[agent] = amount
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        # numpy's bool is not a bool, but is the result of comparing arrays.
-        if type(flag).__name__ not in ("bool", "bool_"):
-            raise EnvError(f"{where}: {name} must be True or False, found {brief(flag)}")
+    # numpy's bool is not a bool, but is the result of comparing arrays; so are tensors.
+    flags = one_item(terminated), one_item(truncated)
+    for name, flag, given in zip(("terminated", "truncated"), flags, (terminated, truncated), strict=True):
+        if not isinstance(flag, bool):
+            raise EnvError(f"{where}: {name} must be True or False, found {brief(given)}")
     info = _checked_info(agents, where, info)
-    return StepResult(observations, amounts, bool(terminated), bool(truncated), info)
+    return StepResult(observations, amounts, *flags, info)
 
 
 def check_task(env_name: str, num_tasks: int | None, options: dict[str, Any] | None) -> None:
@@ -209,14 +210,14 @@ def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tu
         [tuple(each) if isinstance(each, (list, tuple)) else () for each in given] if isinstance(given, list) else [()]
     )
     for entry in entries:
-        step = entry[1] if len(entry) == 3 else None
+        step = one_item(entry[1]) if len(entry) == 3 else None
         known = isinstance(step, int) and not isinstance(step, bool) and step >= 0 and entry[0] in agents
         if not known or real_number(entry[2]) is None:
             raise EnvError(
                 f'{where}: info["earlier"] must be a list of (agent, number of the step, finite number), found '
                 f"{brief(given)}"
             )
-    return [(agent, step, float(reward)) for agent, step, reward in entries]
+    return [(agent, int(step), float(reward)) for agent, step, reward in entries]
 
 
 def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence: Evidence) -> Evidence:
@@ -231,8 +232,8 @@ def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence:
         scores = [rules.score, *(score for _, score in rules.spans)] if isinstance(rules, Scored) else [None]
         if not all(real_number(score) is not None and 0 <= score <= 10 for score in scores):
             raise EnvError(f"{where}: the rules on {agent!r} must be Scored with scores 0..10, found {brief(rules)}")
-        spans = tuple((clean_text(quote), score) for quote, score in rules.spans)
-        rules = replace(rules, reason=clean_text(rules.reason), spans=spans)
+        spans = tuple((clean_text(quote), float(score)) for quote, score in rules.spans)
+        rules = replace(rules, score=float(rules.score), reason=clean_text(rules.reason), spans=spans)
     try:
         facts = clean_deep(evidence.facts)
     except ValueError as error:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,6 +21,8 @@ from mafrt.coach.base import Case
 from mafrt.coach.own_coach import verdicts_of
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError, EnvError
 from mafrt.core.text import real_number
+from mafrt.core.types import Evidence
+from mafrt.environment.contract import checked_step
 from mafrt.envs.program.episode import read_reward
 from mafrt.envs.tasks.reward_functions import reward_function
 from mafrt.runners.judge import _checked
@@ -63,6 +66,10 @@ def paid(function, text="it is 4", record=RECORD):
         torch.tensor([1.0]),
         torch.tensor(1.0, requires_grad=True),
         torch.tensor(1, dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.tensor([[1.0]])),
+        np.longdouble(1),
+        np.ma.array([1.0]),
+        pd.Series([1.0]),
     ],
 )
 def test_one_number_is_a_number_whoever_made_it(value):
@@ -93,6 +100,14 @@ def test_one_number_is_a_number_whoever_made_it(value):
         object(),
         np.array("1"),
         np.datetime64("2026-01-01"),
+        np.timedelta64(1, "s"),
+        np.ma.masked,
+        np.ma.array([1.0], mask=True),
+        np.complex64(1),
+        Decimal("sNaN"),
+        pd.NA,
+        pd.NaT,
+        pd.Timedelta("1s"),
     ],
 )
 def test_what_is_not_one_finite_number_is_none(value):
@@ -125,6 +140,25 @@ def test_an_environment_pays_with_any_number_and_may_use_its_list_again():
     result = session.step({"a": "x"})
     assert seen == {"a": [{"role": "user", "content": "first"}]}
     assert json.dumps([result.rewards, result.info]) == '[{"a": 0.25}, {"outcome": 0.5, "measures": {"right": 1.0}}]'
+
+
+@pytest.mark.parametrize(
+    "flag", [np.True_, np.array(True), np.array([True]), torch.tensor(True), torch.ones(2).bool().all()]
+)
+def test_the_end_is_said_by_any_truth_value(flag):
+    def step(flag, truncated=False, info=None):
+        return checked_step(("a",), "Mine.step()", StepResult({}, {}, flag, truncated, info or {}))
+
+    assert step(flag).terminated is True and step(False, flag).truncated is True
+    for wrong in (1, None, "True", np.int64(1), torch.ones(2).bool(), torch.tensor(1.0)):
+        with pytest.raises(EnvError, match="terminated must be True or False"):
+            step(wrong)
+    scores = Scored(np.float32(5), spans=(("x", torch.tensor(2.0)),))
+    info = step(
+        flag, info={"earlier": [("a", np.int64(0), Fraction(1, 2))], "evidence": {"a": Evidence(rules=scores)}}
+    ).info
+    assert info["earlier"] == [("a", 0, 0.5)]
+    assert json.dumps(vars(info["evidence"]["a"].rules))  # in the episode's line
 
 
 # ------------------------------------------------------------------------------------------------------- signatures
