@@ -58,11 +58,11 @@ class Ccpo(GroupRelative):
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         drop_incomplete(trajectories)
-        groups: dict[Hashable, list[tuple[list[Row], float, float | None]]] = {}
+        groups: dict[Hashable, list[tuple[list[Row], float, float, float | None]]] = {}
         agents: dict[str, list[float]] = {}
         for rows in trajectories:
             known = [row for row in rows if row.dropped is None]
-            whole = total(row.reward for row in known)
+            whole, kl = total(row.reward for row in known), total(row.reward - row.bare for row in known)
             for agent in sorted({row.turn.agent for row in known}):
                 own = [row for row in known if row.turn.agent == agent]
                 contribution = own[0].turn.contribution
@@ -70,25 +70,24 @@ class Ccpo(GroupRelative):
                     contribution = None
                 if contribution is not None:
                     agents.setdefault(agent, []).append(contribution)
-                groups.setdefault((own[0].group, agent), []).append((own, whole, contribution))
+                groups.setdefault((own[0].group, agent), []).append((own, whole, kl, contribution))
         group_stats = GroupStats()
         for members in groups.values():
-            told = [contribution for _, _, contribution in members if contribution is not None]
+            told = [contribution for *_, contribution in members if contribution is not None]
             usual = mean(told) if told else 0.0
-            shares = [usual if contribution is None else contribution for _, _, contribution in members]
-            rewards = [whole + self.contribution_weight * c for (_, whole, _), c in zip(members, shares, strict=True)]
-            kl = [total(row.reward - row.bare for row in own) for own, _, _ in members]
+            shares = [usual if contribution is None else contribution for *_, contribution in members]
+            rewards = [whole + self.contribution_weight * c for (_, whole, *_), c in zip(members, shares, strict=True)]
             group_stats.add(rewards, (members[0][0][0].turn.agent,))
-            bare = [reward - penalty for reward, penalty in zip(rewards, kl, strict=True)]
+            bare = [reward - kl for reward, (_, _, kl, _) in zip(rewards, members, strict=True)]
             advantages = relative(
                 rewards,
                 scale=self.scale,
                 baseline=self.baseline,
                 eps=self.eps,
                 bare=bare,
-                size=max(abs(row.reward) for own, _, _ in members for row in own),
+                size=max(abs(row.reward) for own, *_ in members for row in own),
             )
-            for (own, _, _), reward, advantage in zip(members, rewards, advantages, strict=True):
+            for (own, *_), reward, advantage in zip(members, rewards, advantages, strict=True):
                 for row in own:
                     tokens = len(row.turn.action_ids)
                     row.fill([advantage] * tokens, [reward] * tokens)

@@ -169,6 +169,21 @@ def test_a_penalty_is_not_scaled_up_where_all_rewards_are_equal(rule):
     assert worst < 0.02  # the penalties themselves differ by .05 * .065
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("rae", "vdn", "qmix")])
+def test_nor_where_several_agents_have_penalties(rule):
+    """Of the rules that compare samples; others have a mean of their own."""
+    episodes = []
+    for n in range(6):
+        turns = [spoken("a", 0, 0.3, kl=0.013 * n), spoken("b", 1, 0.3, kl=0.007 * n)]
+        for turn in turns:
+            turn.values = [0.0]
+        episodes.append(Episode(str(n), "p", turns))
+    given = {"overlong_buffer": 0.0} if rule == "dapo" else {}
+    how = {"normalize_advantages": ALGORITHMS[rule].normalize_advantages}
+    assign(episodes, rule, kl_coef=0.05, kl_in="reward", **how, **given)
+    assert max(abs(a) for e in episodes for t in e.turns for a in t.advantages) < 0.05
+
+
 def test_gdpo_keeps_the_coefficient_of_the_penalty_and_an_agents_own_weights():
     def spread(coef):
         episodes = [Episode(str(n), "p", [spoken(reward=float(n), kl=(n == 1) * 1.0)]) for n in range(3)]
