@@ -28,6 +28,19 @@ DEPENDENCES = (
     DependentFlags(("ray_*",), lambda v: v["ray"], "--ray ADDRESS"),
     DependentFlags(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
     DependentFlags(
+        ("coach_concurrency", "coach_timeout", "coach_deadline", "coach_max_calls", "coach_price_*", "coach_cache"),
+        lambda v: v["coach"] not in ("rules", "local"),
+        "a coach behind an API, such as --coach openai:MODEL",
+    ),
+    DependentFlags(("coach_max_tokens",), lambda v: v["coach"] != "rules", "a coach that is a model"),
+    DependentFlags(("kl_horizon",), lambda v: v["kl_target"] is not None, "--kl_target"),
+    DependentFlags(("kl_estimator",), lambda v: v["kl_in"] != "reward", "--kl_in loss"),
+    DependentFlags(
+        ("problem_field", "answer_field"),
+        lambda v: v["dataset_path"] or v.get("eval_dataset_path") or v["load_path"],
+        "--dataset_path",
+    ),
+    DependentFlags(
         ("vllm_*", "max_loras", "max_lora_rank", "gpu_memory_utilization", "tensor_parallel_size"),
         lambda v: v["engine"] != "local",
         "--engine vllm",
@@ -60,7 +73,18 @@ DEPENDENCES = (
     DependentFlags(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
     DependentFlags(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
     DependentFlags(
-        ("eval_interval", "eval_samples", "eval_temperature", "eval_split", "eval_env_kwargs", "eval_tasks_path"),
+        # Not eval_dataset_path, which is also compared with the problems of the training.
+        (
+            "eval_interval",
+            "eval_samples",
+            "eval_temperature",
+            "eval_split",
+            "eval_env_kwargs",
+            "eval_tasks_path",
+            "keep_best",
+            "on_collapse",
+            "max_rollbacks",
+        ),
         lambda v: v["eval_episodes"] > 0,
         "--eval_episodes N",
     ),

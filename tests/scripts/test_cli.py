@@ -292,9 +292,24 @@ def test_a_typed_flag_sets_aside_what_answers_the_same_question(tmp_path):
     (["--tasks_path", "x.jsonl"], "--program"),
     (["--program_timeout_s", "3"], "--program"),
     (["--program", "a.py:run", "--env_kwargs", "a=1"], "--env"),
+    (["--coach", "rules", "--coach_concurrency", "2"], "a coach behind an API"),
+    (["--coach", "local", "--coach_price_in", "2"], "a coach behind an API"),
+    (["--coach", "rules", "--coach_max_tokens", "9"], "a coach that is a model"),
+    (["--kl_horizon", "5", "--kl_coef", "1"], "--kl_target"),
+    (["--kl_estimator", "k3", "--kl_in", "reward", "--kl_coef", "1"], "--kl_in loss"),
+    (["--on_collapse", "stop", "--eval_episodes", "0"], "--eval_episodes"),
+    (["--keep_best", "--eval_episodes", "0"], "--eval_episodes"),
 ])  # fmt: skip
 def test_a_flag_that_would_do_nothing_is_refused(capsys, words, needs):
     assert f"has no effect without {needs}" in refused(capsys, train.main, *words)
+
+
+@pytest.mark.parametrize(("words", "needs"), [
+    (["--problem_field", "question"], "--dataset_path"),
+    (["--answer_field", "a.b"], "--dataset_path"),
+])  # fmt: skip
+def test_a_flag_of_data_without_data_is_refused(capsys, words, needs):
+    assert f"has no effect without {needs}" in refused(capsys, train_math.main, *words)
 
 
 def test_a_run_that_has_more_iterations_behind_it_than_asked_for_is_refused(capsys, workdir):
