@@ -173,12 +173,19 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
     return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}
 
 
+def _apart(value: Any) -> Any:
+    """A value with dicts and lists of its own, since an environment may go on writing into those that it returned."""
+    if isinstance(value, dict):
+        return {key: _apart(entry) for key, entry in value.items()}
+    return [_apart(entry) for entry in value] if type(value) is list else value
+
+
 def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, Any]:
     """`info` with clean texts and plain numbers; an outcome of None, which means not known, is left out."""
     if not isinstance(info, dict):
         raise EnvError(f"{where}: info must be a dict, found {brief(info)}")
     try:
-        info = dict(clean_deep(info))
+        info = _apart(clean_deep(info))
     except ValueError as error:
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
     if "task" in info and not isinstance(info["task"], str):
@@ -235,7 +242,7 @@ def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence:
         spans = tuple((clean_text(quote), float(score)) for quote, score in rules.spans)
         rules = replace(rules, score=float(rules.score), reason=clean_text(rules.reason), spans=spans)
     try:
-        facts = clean_deep(evidence.facts)
+        facts = _apart(clean_deep(evidence.facts))
     except ValueError as error:
         raise EnvError(f"{where}: the facts about {agent!r} must be plain JSON-able values, but {error}") from None
     return Evidence(None if output is None else clean_text(output), rules, facts)
