@@ -31,6 +31,8 @@ _FRAMEWORKS = {"agents", "langchain_openai", "langchain_anthropic", "langgraph",
 _CLIENTS = {"OpenAI", "AsyncOpenAI", "ChatOpenAI", "Anthropic", "AsyncAnthropic", "ChatAnthropic"}
 _ADDRESSES = {"base_url", "openai_api_base", "api_base", "anthropic_api_url"}
 _SETTERS = ("set", "configure", "register", "init", "update")
+_ADDERS = ("append", "appendleft", "extend", "insert", "add")
+"""of a value that other episodes see"""
 
 
 class Source:
@@ -53,7 +55,7 @@ class Source:
         if file is None:
             return None
         try:
-            tree = ast.parse(read_text(file))
+            tree = _Renamed().visit(ast.parse(read_text(file)))
         except (OSError, ValueError, SyntaxError, RecursionError):
             return None  # the import tells what is wrong
         for node in tree.body:
@@ -184,17 +186,44 @@ def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -
     if tainted & shared:
         return True
     for target, value in _assignments(function):
-        root = target
-        while isinstance(root, (ast.Attribute, ast.Subscript)):
-            root = root.value
-        if root is not target and isinstance(root, ast.Name) and root.id not in own and _names(value) & tainted:
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and _lasts(target, own) and _names(value) & tainted:
             return True
     return any(
         isinstance(node, ast.Call)
-        and _last_name(node.func).startswith(_SETTERS)
+        and (
+            _last_name(node.func).startswith(_SETTERS) or (_last_name(node.func) in _ADDERS and _lasts(node.func, own))
+        )
         and any(_names(each) & tainted for each in [*node.args, *(word.value for word in node.keywords)])
         for node in ast.walk(function)
     )
+
+
+def _lasts(node: ast.AST, own: set[str]) -> bool:
+    """Whether a chain of attributes and keys begins with a value that is not the function's own."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Call):
+        return _last_name(node.func) in ("globals", "vars")
+    return isinstance(node, ast.Name) and node.id not in own
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives back the names of what is imported as another, and of `e = os.environ`."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        self.names |= {each.asname: each.name for each in node.names if each.asname}
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if _is_environ(node.value):
+            self.names |= {target.id: "environ" for target in node.targets if isinstance(target, ast.Name)}
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.copy_location(ast.Name(self.names.get(node.id, node.id), node.ctx), node)
 
 
 def _assignments(function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
