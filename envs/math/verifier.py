@@ -77,9 +77,8 @@ class Verifier:
                 return False
             given, reference = tidy(given), tidy(boxed(reference) or reference)
             plain = (given, reference) if given == reference else same_bases(given, reference)
-            plain = plain and same_units(*plain)
             verdict = False if plain is None else quick_verdict(*plain)
-            if plain is not None and verdict is None:
+            if plain is not None and verdict is None and (plain := same_units(*plain)) is not None:
                 plain = latex(plain[0]), latex(plain[1])
                 verdict = quick_verdict(*plain)
             # None: not to be compared by string work, nor by math-verify.

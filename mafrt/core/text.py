@@ -45,7 +45,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
-    """`value` with every text in it cleaned, keys included; copied only where that changes something.
+    """A copy of `value` with every text in it cleaned, keys included: its maker may go on writing into its own.
 
     Raises ValueError where it is nested deeper than `levels`, or contains itself.
     """
@@ -56,12 +56,8 @@ def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
     if not levels:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     if isinstance(value, dict):
-        pairs = [(clean_deep(key, levels - 1), clean_deep(entry, levels - 1)) for key, entry in value.items()]
-        same = all(key is old and entry is value[old] for (key, entry), old in zip(pairs, value, strict=True))
-        return value if same else dict(pairs)
-    entries = [clean_deep(entry, levels - 1) for entry in value]
-    same = all(entry is old for entry, old in zip(entries, value, strict=True))
-    return value if same else (tuple(entries) if isinstance(value, tuple) else entries)
+        return {clean_deep(key, levels - 1): clean_deep(entry, levels - 1) for key, entry in value.items()}
+    return (tuple if isinstance(value, tuple) else list)(clean_deep(entry, levels - 1) for entry in value)
 
 
 def brief(value: Any, limit: int = 80) -> str:
@@ -112,7 +108,7 @@ def readable(data: bytes) -> str:
 
 
 def one_item(value: Any) -> Any:
-    """`value`, or the one element of an array; None where it holds several, or one that is masked as not known."""
+    """`value`, or the one element of an array as Python has it; None where it holds several, or a masked one."""
     if not callable(getattr(value, "item", None)):
         return value
     # A method of pandas' objects, an array of NumPy's masked ones.
@@ -128,8 +124,7 @@ def real_number(value: Any) -> float | None:
 
     A bool and an array of one number are numbers; a text is none.
     """
-    value = one_item(value)
-    if not isinstance(value, (numbers.Real, Decimal)):
+    if not isinstance(value := one_item(value), (numbers.Real, Decimal)):
         return None
     try:
         number = float(value)

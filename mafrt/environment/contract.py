@@ -49,7 +49,6 @@ def checked_step(agents: tuple[str, ...], where: str, result: Any) -> StepResult
         if (amount := real_number(reward)) is None:
             raise EnvError(f"{where}: the reward of {agent!r} must be a finite number, found {brief(reward)}")
         amounts[agent] = amount
-    # numpy's bool is not a bool, but is the result of comparing arrays; so are tensors.
     flags = one_item(terminated), one_item(truncated)
     for name, flag, given in zip(("terminated", "truncated"), flags, (terminated, truncated), strict=True):
         if not isinstance(flag, bool):
@@ -168,16 +167,7 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
                 f"{where}: the observation of {agent!r} must be a text or a list of "
                 f'{{"role": ..., "content": ...}} messages, found {brief(observation)}'
             )
-    cleaned: dict[str, Observation] = clean_deep(observations)
-    # Copied, since an environment may keep its list of messages and write the next ones into it.
-    return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}
-
-
-def _apart(value: Any) -> Any:
-    """A value with dicts and lists of its own, since an environment may go on writing into those that it returned."""
-    if isinstance(value, dict):
-        return {key: _apart(entry) for key, entry in value.items()}
-    return [_apart(entry) for entry in value] if type(value) is list else value
+    return cast(dict[str, Observation], clean_deep(observations))
 
 
 def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, Any]:
@@ -185,7 +175,7 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
     if not isinstance(info, dict):
         raise EnvError(f"{where}: info must be a dict, found {brief(info)}")
     try:
-        info = _apart(clean_deep(info))
+        info = clean_deep(info)
     except ValueError as error:
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
     if "task" in info and not isinstance(info["task"], str):
@@ -242,7 +232,7 @@ def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence:
         spans = tuple((clean_text(quote), float(score)) for quote, score in rules.spans)
         rules = replace(rules, score=float(rules.score), reason=clean_text(rules.reason), spans=spans)
     try:
-        facts = _apart(clean_deep(evidence.facts))
+        facts = clean_deep(evidence.facts)
     except ValueError as error:
         raise EnvError(f"{where}: the facts about {agent!r} must be plain JSON-able values, but {error}") from None
     return Evidence(None if output is None else clean_text(output), rules, facts)
