@@ -34,7 +34,10 @@ def turns_of(turns: int | Sequence[int]) -> dict[str, int]:
 
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_DONE = {word: re.compile(rf"^[\s*_#>]*{word}[\s*_.!]*$", re.MULTILINE) for word in (DONE, APPROVE)}
+# Within a line and possessive: many empty lines would cost time that grows with the square of their number.
+_DONE = {
+    word: re.compile(rf"^(?:[^\S\n]|[*_#>])*+{word}(?:[^\S\n]|[*_.!])*+$", re.MULTILINE) for word in (DONE, APPROVE)
+}
 
 
 def says_done(text: str, word: str = DONE) -> bool:

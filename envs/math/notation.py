@@ -69,9 +69,9 @@ _TWO_SIDED = re.compile(rf"\s*([^<>=]+?)\s*({_LESS})\s*({_VARIABLE})\s*({_LESS})
 
 def latex(answer: str) -> str:
     """An answer in the notation that math-verify reads."""
-    answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
     # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
     answer = _CHOICE_TEXT.sub(r" \1 ", answer).translate(_SIGNS)
+    answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
     answer = _REPEATING.sub(_fraction, answer)
     answer = _THOUSANDS.sub(lambda match: match[0].replace(" ", ""), answer)
     answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{_MULTIPLIERS[match[2]]}}}", answer)
@@ -81,7 +81,7 @@ def latex(answer: str) -> str:
         answer = pattern.sub(replacement, answer)
     if not _INEQUALITY.search(answer):
         answer = _CONJUNCTION.sub(", ", answer)
-    return answer.strip()
+    return " ".join(answer.split())
 
 
 _SIZES = {

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
@@ -32,6 +33,8 @@ from mafrt.config.schema import at_least, check_choice, within
 from mafrt.core.types import Turn
 
 Anchor = Callable[[Turn], Any]
+MOST_STEPS = 1_000_000
+"""Pairs of equal elements that a comparison of two anchors looks at."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def clusters(rows: Sequence[Row], read: Anchor, similarity: float) -> dict[tuple
     cluster: dict[tuple[Hashable, ...], tuple[Hashable, ...]] = {}
     for key in sorted(set(keys.values())):
         known = heads.setdefault(key[:2], [])
-        head = next((k for k in known if _ratio(k, key[2]) >= similarity), None)
+        head = next((k for k in known if _alike(k, key[2], similarity)), None)
         if head is None:
             head = key[2]
             known.append(head)
@@ -142,6 +145,27 @@ def clusters(rows: Sequence[Row], read: Anchor, similarity: float) -> dict[tuple
     return {row: cluster[key] for row, key in keys.items()}
 
 
-def _ratio(a: Any, b: Any) -> float:
-    """Share of matching elements, 0 to 1, without difflib's junk heuristic."""
-    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+def _alike(a: Any, b: Any, similarity: float) -> bool:
+    """Whether difflib's ratio, without its junk heuristic, is at least `similarity`.
+
+    difflib takes time with the cube of the length where few different elements repeat, as an agent can write them: two
+    anchors that take more than `MOST_STEPS` are different.
+    """
+    matcher, size = SequenceMatcher(None, a, b, autojunk=False), (len(a) + len(b)) / 2
+    if not size or matcher.quick_ratio() < similarity:
+        return not size
+    places = [0, *accumulate(len(matcher.b2j.get(element, ())) for element in a)]
+    waiting, found, steps = [(0, len(a), 0, len(b))], 0, 0
+    # As `SequenceMatcher.get_matching_blocks`, up to the point where the answer is known.
+    while found / size < similarity:
+        if (found + sum(min(a1 - a0, b1 - b0) for a0, a1, b0, b1 in waiting)) / size < similarity:
+            return False
+        a0, a1, b0, b1 = waiting.pop()
+        steps += places[a1] - places[a0]
+        if steps > MOST_STEPS:
+            return False
+        match = matcher.find_longest_match(a0, a1, b0, b1)
+        if match.size:
+            found += match.size
+            waiting += [(a0, match.a, b0, match.b), (match.a + match.size, a1, match.b + match.size, b1)]
+    return True

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
+from difflib import SequenceMatcher
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 from helpers_credit import assign
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mafrt.algorithms import ALGORITHMS, algorithm, check_needs
+from mafrt.algorithms.gigpo import _alike
 from mafrt.algorithms.happo import CompoundRatio, joint_steps
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
@@ -93,6 +98,27 @@ def test_a_chain_of_similar_anchors_is_cut_the_same_way_whatever_comes_first():
         return [episodes[i].turns[0].advantages for i in range(4)]
 
     assert len({str(advantages(order)) for order in permutations(range(4))}) == 1
+
+
+@given(st.lists(st.integers(0, 2), max_size=25), st.lists(st.integers(0, 2), max_size=25), st.floats(0, 1))
+def test_anchors_are_as_similar_as_difflib_says(a, b, similarity):
+    assert _alike(a, b, similarity) is (SequenceMatcher(None, a, b, autojunk=False).ratio() >= similarity)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((7,) * 3000, (7, 8) * 1500),
+        ((7, 8) * 1500, (7, 7, 8) * 1000),
+        ((7,) * 2000 + (8,), (8,) + (7,) * 2000),
+        (tuple(n % 9 // 8 for n in range(3000)), tuple((n * n) % 9 // 8 for n in range(3000))),
+    ],
+)
+@pytest.mark.parametrize("similarity", [0.4, 0.75, 0.95])
+def test_no_prompt_keeps_the_comparison_of_anchors(a, b, similarity):
+    started = time.process_time()
+    _alike(a, b, similarity)
+    assert time.process_time() - started < 5  # difflib's own takes minutes
 
 
 # -- REINFORCE++ ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -337,6 +338,13 @@ def test_the_contract_is_kept(brief):
 )
 def test_how_an_agent_says_that_it_is_done(text, said):
     assert says_done(text) is said
+
+
+@pytest.mark.parametrize("piece", ["\n", "\r\n", " \n", "*\n", "_", "> ", "DONE ", "**DONE** x\n"])
+def test_no_text_keeps_the_search_for_done(piece):
+    started = time.process_time()
+    assert not says_done(piece * 60_000 + "x")
+    assert time.process_time() - started < 2  # quadratic work takes longer
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from mafrt.core.errors import EnvError, MissingExtraError
 from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
-from mafrt.envs.math.answers import boxed, plain_number, quick_verdict, tidy
+from mafrt.envs.math.answers import boxed, comparable, plain_number, quick_verdict, tidy
+from mafrt.envs.math.notation import latex
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
 
 pytestmark = pytest.mark.takes(fast=30)
@@ -302,6 +303,18 @@ def test_the_worker_has_no_keys_and_limits(verifier, monkeypatch):
 def test_a_long_answer_is_not_parsed(verifier):
     assert verifier.verify_many([(f"\\boxed{{{'x' * (MAX_ANSWER_CHARS + 1)}}}", "x")]) == [False]
     assert verifier.stats.too_long == 1 and verifier.worker.process is None
+
+
+@pytest.mark.parametrize("blank", ["~", "\u202f", "~ ", "✓ ", "\\checkmark ", " "])
+@pytest.mark.parametrize("reference", ["(1, 2]", "\\{1, 2\\}", "x = 3", "50\\%"])
+def test_blanks_of_every_kind_cost_nothing(blank, reference):
+    answer = blank * (MAX_ANSWER_CHARS // len(blank))
+    started = time.process_time()
+    for side in (answer, f"x < 1{answer}", f"{answer}1 < x < 2"):
+        plain = latex(side)
+        assert "  " not in plain and not quick_verdict(plain, reference)
+        comparable(plain, reference)
+    assert time.process_time() - started < 1
 
 
 def test_expensive_answers_time_out_are_counted_and_do_no_harm(verifier):
