@@ -93,5 +93,9 @@ def _plain(sign: str) -> str:
     # A small letter that stands for a capital one too, as the Cyrillic te does.
     if (letter := _FOLDED.get(sign) or _FOLDED.get(sign.upper())) is not None:
         return letter
-    named = _NAMED.search(unicodedata.name(sign, ""))
+    name = unicodedata.name(sign, "")
+    # Of no width, although Unicode calls the fillers letters and names the tags by letters.
+    if unicodedata.category(sign) == "Cf" or "FILLER" in name:
+        return ""
+    named = _NAMED.search(name)
     return named[1] if named else sign

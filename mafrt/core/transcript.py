@@ -13,8 +13,13 @@ QUOTE = "> "
 """Begins the further lines of an utterance that is quoted."""
 # All that `str.splitlines` takes for the end of a line: a model may too.
 _LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-_COLONS = re.compile("[:\ufe55\uff1a\ufe13\u02d0\u02f8\ua789\u2236\u0589]")
-_ASIDE = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+# Those of confusables.txt (see `lookalikes`), and the small and the vertical one.
+_COLONS = re.compile(
+    "[:\ufe55\uff1a\ufe13\u02d0\u02f8\ua789\u2236\u0589\u05c3\u0703\u0704\u0903\u0a83\u16ec\u1803\u1809\u205a\ua4fd\ufe30]"
+)
+_ASIDE = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<[^<>]*>")
+_COUNT = re.compile(r"[\W_]*\d{1,4}[\W_]+")
+"""Of a line in a numbered list."""
 LONGEST_HEAD = 200
 """Characters before the colon of a speaker's line."""
 
@@ -44,8 +49,11 @@ def _begins(line: str, names: set[str], headings: set[str]) -> bool:
     """Whether a line could be read as the first one of another part."""
     if headings and len(line) <= LONGEST_HEAD and looks(line) in headings:
         return True
-    colon = _COLONS.search(line)
-    before = line if colon is None else line[: colon.start()]
-    if colon is None or len(before) > LONGEST_HEAD:
-        return False
-    return looks(before) in names or looks(_ASIDE.sub("", before)) in names
+    for part in (line, line[count.end() :] if (count := _COUNT.match(line)) else ""):
+        if (colon := _COLONS.search(part)) is None:
+            continue
+        before = part[: colon.start()]
+        for head in (before, _ASIDE.sub("", before)):
+            if len(head) <= LONGEST_HEAD and looks(head) in names:
+                return True
+    return False
