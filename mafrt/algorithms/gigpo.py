@@ -19,6 +19,7 @@ loss as a whole, because every return that includes that turn is unknown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -154,7 +155,7 @@ def _alike(a: Any, b: Any, similarity: float) -> bool:
     matcher, size = SequenceMatcher(None, a, b, autojunk=False), (len(a) + len(b)) / 2
     if not size or matcher.quick_ratio() < similarity:
         return not size
-    places = [0, *accumulate(len(matcher.b2j.get(element, ())) for element in a)]
+    places = [0, *accumulate(map(Counter(b).__getitem__, a))]
     waiting, found, steps = [(0, len(a), 0, len(b))], 0, 0
     # As `SequenceMatcher.get_matching_blocks`, up to the point where the answer is known.
     while found / size < similarity:

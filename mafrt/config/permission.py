@@ -24,7 +24,8 @@ from mafrt.core.errors import ConfigError
 REMEDY = "type the setting yourself, or --trust_run if you know whose run this is"
 COMMANDS = frozenset({"command", "env_python"})
 """settings, and arguments of environments, that are run as a command"""
-_ADDRESS = re.compile(r"\s*(?:[a-z]+:)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://([^\s/?#]*)", re.IGNORECASE)
+"""Anywhere in a text, as a mixture holds several; the hosts, of which `grpc://a:1,b:2/x` has two."""
 
 
 class _State:
@@ -103,7 +104,7 @@ def demands(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key, text in _entries(values, ""):
         if key.rpartition(".")[2] in COMMANDS and text.strip():
             yield key, text, "command"
-        elif (_ADDRESS.match(text) and not _is_here(text)) or (text.startswith("@") and key.endswith("vllm_servers")):
+        elif not all(map(_is_here, _ADDRESS.findall(text))) or (text.startswith("@") and key.endswith("vllm_servers")):
             yield key, text, "address"
 
 
@@ -154,21 +155,17 @@ def _argument(word: Any) -> Any:
     return read if whole else {key: read} if equals else word
 
 
-def _is_here(address: str) -> bool:
-    """Whether an address is on this machine's loopback."""
+def _is_here(hosts: str) -> bool:
+    """Whether all hosts of an address are on this machine's loopback."""
     try:
-        host = urlsplit(_plain(address)).hostname
+        names = [urlsplit(f"//{host}").hostname for host in hosts.split(",")]
     except ValueError:
         return False
-    if host is None:
-        return False
+    return "@" not in hosts and all(name == "localhost" or _is_loopback(name or "") for name in names)
+
+
+def _is_loopback(name: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name).is_loopback
     except ValueError:
-        return host == "localhost"
-
-
-def _plain(address: str) -> str:
-    """The URL of `fusion:http://...` and `search:http://...`."""
-    _, _, rest = address.strip().partition(":")
-    return address.strip() if rest.startswith("//") else rest
+        return False

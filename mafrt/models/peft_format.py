@@ -31,7 +31,7 @@ from mafrt.core.errors import CheckpointError
 from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.reading import parse_json, read_file, read_text
-from mafrt.core.text import shortened
+from mafrt.core.text import error_line, shortened
 
 log = logging.getLogger(__name__)
 
@@ -403,14 +403,16 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from None
     except (ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{folder / CONFIG} is corrupt: found {error}, expected PEFT's JSON; take the checkpoint before it"
+            f"{folder / CONFIG} is corrupt: found {error_line(error)}, expected PEFT's JSON; take the checkpoint "
+            "before it"
         ) from None
     try:
         # Not memory-mapped: the file may be replaced or truncated while the tensors are in use.
         tensors = load_bytes((folder / WEIGHTS).read_bytes())
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder / WEIGHTS} is corrupt: found {error}, expected a safetensors file; take the checkpoint before it"
+            f"{folder / WEIGHTS} is corrupt: found {error_line(error)}, expected a safetensors file; take the "
+            "checkpoint before it"
         ) from None
     # All at once first: some hundred looks at small tensors take longer than reading them.
     floats = [tensor.flatten() for tensor in tensors.values() if tensor.is_floating_point()]
@@ -455,6 +457,17 @@ def _refuse_unlike(config: dict[str, Any], folder: Path, experts: FusedPaths) ->
         )
 
 
+def _named(setting: Any, shapes: Mapping[str, Any], stem_of: Mapping[str, str]) -> set[str]:
+    """The layers that `target_modules` or `exclude_modules` names: a list of names, or an expression, as in PEFT."""
+    if setting == "all-linear":
+        return set(shapes)
+    if not isinstance(setting, str):
+        return {path for path in shapes if any(matches(path, str(target)) for target in setting or ())}
+    names = [*shapes, *(stem_of[path] for path in shapes)]
+    [fits] = full_matches([setting], names)
+    return {path for path, *ways in zip(shapes, fits, fits[len(shapes) :], strict=False) if any(ways)}
+
+
 def _layers(
     base_name: str,
     linear_paths: LinearPaths,
@@ -478,20 +491,31 @@ def _layers(
         match = of_lora.fullmatch(key)
         if match is None or match[1] not in path_of:
             remedy = _foreign_key(key, shapes, of_lora) or ("save it again with PEFT" if of_this else hint)
-            raise CheckpointError(f"{where}: found {key}, expected LoRA of a linear layer of {base_name}; {remedy}")
+            raise CheckpointError(
+                f"{where}: found {shortened(key, 200)}, expected LoRA of a linear layer of {base_name}; {remedy}"
+            )
         paths.add(path_of[match[1]])
-    wanted = config.get("target_modules")
+    wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
     if isinstance(wanted, list):
         wanted = [*wanted, *(name.removesuffix(".weight") for name in parameters)]
-    if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
-        # Tensors of other layers than the targets are those of another adapter, or the settings are.
-        if stray := sorted(path for path in paths if not any(matches(path, str(t)) for t in wanted)):
-            raise CheckpointError(
-                f"{folder / CONFIG}: found weights of {stray[0]} and target_modules {shortened(str(wanted))}, expected "
-                "weights of the targets alone; take both files from one adapter"
-            )
+    try:
+        # An expression is of the names in the folder, which may be others than those in memory.
+        meant = _named(wanted, shapes, stem_of) - _named(excluded, shapes, stem_of)
+    except PatternError as error:
+        raise CheckpointError(
+            f"{folder / CONFIG}: found a pattern of which {error}, expected the names of layers; write them out"
+        ) from error
+    # Tensors of other layers than the targets are those of another adapter, or the settings are.
+    of_parameters = {path for path in paths if any(matches(f"{path}.weight", name) for name in parameters)}
+    if wanted is not None and (stray := sorted(paths - meant - of_parameters - {*experts})):
+        raise CheckpointError(
+            f"{folder / CONFIG}: found weights of {stray[0]}, target_modules {shortened(str(wanted))} and "
+            f"exclude_modules {shortened(str(excluded))}, expected weights of the targets alone; take both files from "
+            "one adapter"
+        )
+    if isinstance(wanted, list) and not config.get("layers_to_transform"):
         # A targeted layer without tensors is a damaged file, so the targets count beside the tensors that are there.
-        paths.update(p for p in shapes if any(matches(p, str(t)) for t in wanted))
+        paths |= meant
     if (only := config.get("layers_to_transform")) is not None:
         numbers = only if isinstance(only, list) else [only]
         other = next((p for p in sorted(paths) if not {int(n) for n in re.findall(r"\d+", p)} & {*numbers}), None)

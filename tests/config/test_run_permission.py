@@ -272,12 +272,16 @@ def test_a_folder_that_anybody_may_write_to_is_not_searched(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "address",
     ["http://127.0.0.1.evil.example/x", "http://127.0.0.1@evil.example", "HTTPS://evil", "http://localhost.evil:80",
-     "grpc://10.0.0.1:1/x", "fusion:http://evil", "search:HTTP://evil", " http://evil", "file:///etc/passwd", "http://"],
+     "grpc://10.0.0.1:1/x", "fusion:http://evil", "search:HTTP://evil", " http://evil", "file:///etc/passwd", "http://",
+     "grpc://127.0.0.1:1,evil:2/x", "grpc://localhost,@servers.txt/x", "math=0.5,grpc://evil:1/x=0.5",
+     "grpc://127.0.0.1:1/x,grpc://evil:1/x", "http://127.0.0.1,http://evil"],
 )  # fmt: skip
 def test_addresses_of_other_machines_are_told_from_this_one(address):
     with pytest.raises(ConfigError, match="address"):
         permission.refuse_demands({"x": [{"y": address}]}, "the run")
-    permission.refuse_demands({"x": "http://127.0.0.1:8000/v1", "y": "grpc://localhost:1/a", "z": "http://[::1]/"}, "")
+    permission.refuse_demands(
+        {"x": "http://127.0.0.1:8000/v1", "y": "grpc://localhost:1,127.0.0.1:2/a", "z": "http://[::1]/"}, ""
+    )
 
 
 @pytest.mark.parametrize("name", ["os:system", "subprocess:run", "builtins:exec", "mafrt.core.text:re.compile"])

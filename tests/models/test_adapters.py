@@ -176,6 +176,11 @@ def test_a_truncated_or_nan_weight_file(tmp_path):
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"r": 5}, r"expected \[5, "),
+        ({"target_modules": "nothing"}, "weights of model.layers.0"),
+        ({"target_modules": r".*\.(q|k|v)_proj"}, "o_proj"),
+        ({"target_modules": "^(a+)+$|(.*)*x"}, "weights of model.layers.0|too long"),
+        ({"exclude_modules": ["q_proj"]}, "q_proj"),
+        ({"exclude_modules": r".*\.0\..*"}, "weights of model.layers.0"),
         ({"target_modules": [*ATTENTION, "up_proj"]}, "found no base_model.model.model.layers.0.mlp.up_proj.lora_A"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -188,6 +193,32 @@ def test_adapters_that_are_not_plain_lora_or_contradict_themselves(tmp_path, cha
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     found = refusal(tiny_base(), tmp_path / "a")
     assert message in found or re.search(message, found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target_modules": r".*\.self_attn\.(q|k|v|o)_proj"},
+        {"target_modules": r"model\.layers\.\d+\.self_attn\..*"},
+        {"target_modules": "all-linear"},
+        {"exclude_modules": ["up_proj", "lm_head"]},
+        {"exclude_modules": r".*mlp.*"},
+    ],
+)
+def test_targets_may_be_an_expression_and_have_exceptions(tmp_path, change):
+    peft_folder(tmp_path / "a")
+    path = tmp_path / "a" / CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    base = tiny_base()
+    base.load_adapter("a", tmp_path / "a")
+    assert "a" in base.adapters
+
+
+def test_a_name_of_a_tensor_is_told_on_one_line(tmp_path):
+    peft_folder(tmp_path / "a")
+    path = tmp_path / "a" / WEIGHTS
+    save_file(load_bytes(path.read_bytes()) | {"a\nb" * 500: torch.ones(1)}, path)
+    assert len(refusal(tiny_base(), tmp_path / "a")) < 1000
 
 
 def test_an_adapter_made_for_another_base(tmp_path):
