@@ -45,7 +45,7 @@ class GigpoBase(Algorithm):
     gamma: float = 0.95
     """discount per step: a turn of the step returns"""
     step_weight: float = 1.0
-    """weight of the step part (the paper's omega)"""
+    """weight of the step part (the paper's omega); on two tasks of ours it was not shown to help"""
     norm: Literal["mean", "mean_std"] = structural("mean_std")
     """subtract the group's mean, or also divide by its standard deviation"""
     similarity: float = 1.0
