@@ -24,4 +24,4 @@ def test_the_whole_chain_runs(tmp_path, monkeypatch):
     assert quickstart_math_baselines.main(words) == 0
     names = [line.split(" | ")[0] for line in (tmp_path / "out/table.md").read_text().splitlines()[2:]]
     assert names[0] == "| this team" and "| start, majority@2" in names
-    assert names[-1] == "| imitation of the solved ones of 128 episodes"
+    assert names[-1].startswith("| imitation of the solved ones of 128 episodes, ")
