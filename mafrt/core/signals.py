@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 import threading
@@ -27,6 +28,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Any] = {}
         self._since: float | None = None
+        self._signalled = False
         self.reason: str | None = None
         """Source of the request, such as "SIGTERM"; None if there was none."""
         self.requested = False
@@ -49,10 +51,21 @@ class StopRequest:
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
         self._previous.clear()
+        if self._signalled:
+            # Taking an interpreter with torch apart takes a second, in which a further SIGTERM would make a failure
+            # (exit code -15) of a run that has ended as asked. A program that goes on is left as it is.
+            atexit.unregister(_ignore_sigterm)
+            atexit.register(_ignore_sigterm)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         # Runs between any two bytecodes of the main thread: no logging, no files, no locks.
         if self._since is None:
+            self._signalled = True
             self.request(signal.Signals(number).name)
         elif number == signal.SIGINT and time.monotonic() - self._since > _ECHO_S:
             raise KeyboardInterrupt
+
+
+def _ignore_sigterm() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -93,3 +93,27 @@ def test_in_a_real_process():
     _, errors = child.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors and child.returncode == -signal.SIGINT
     assert time.monotonic() - began < 10
+
+
+LEAVES = """
+    import atexit, sys, time
+    from mafrt.core.signals import StopRequest
+    atexit.register(lambda: (print("leaving", flush=True), sys.stdin.readline()))
+    with StopRequest() as stop:
+        print("ready", flush=True)
+        while not stop.requested:
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_further_sigterm_while_the_interpreter_ends_makes_no_failure(first):
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LEAVES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdin is not None and child.stdout.readline() == "ready\n"
+    child.send_signal(first)
+    assert child.stdout.readline() == "leaving\n"
+    child.send_signal(signal.SIGTERM)
+    child.communicate("\n", timeout=20)
+    assert child.returncode == 0
