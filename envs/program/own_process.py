@@ -61,6 +61,9 @@ class Source:
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
                 return Source(file, tree, node)
+            if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+                method = _method(tree, node.value)
+                return None if method is None else Source(file, tree, method)
         return None
 
     @property
@@ -120,6 +123,23 @@ class Source:
             and not any(each.arg is None or each.arg in _ADDRESSES for each in node.keywords)
             for node in ast.walk(self.tree)
         )
+
+
+def _method(tree: ast.Module, made: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """What `Class(...)` or `Class(...).method` calls, without its `self`: the object is one for all episodes."""
+    name = "__call__"
+    if isinstance(made, ast.Attribute):
+        name, made = made.attr, made.value
+    if not isinstance(made, ast.Call):
+        return None
+    for kind in tree.body:
+        for node in kind.body if isinstance(kind, ast.ClassDef) and kind.name == _last_name(made.func) else ():
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != name:
+                continue
+            if node.args.args and not node.decorator_list:
+                del node.args.args[0]
+                return node
+    return None
 
 
 def _file_of(module: str) -> Path | None:

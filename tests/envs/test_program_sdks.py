@@ -109,6 +109,24 @@ def test_a_client_that_a_coroutine_program_keeps_stays_usable(tmp_path):
     assert [played(env, "answer", seed=seed)[1].info["outcome"] for seed in range(4)] == [1.0] * 4
 
 
+@pytest.mark.parametrize("made", ["Bot()", "Bot().__call__"])
+def test_an_object_that_keeps_its_first_client_gets_a_process(tmp_path, made):
+    file = tmp_path / "keeps_itself.py"
+    file.write_text(
+        "from openai import OpenAI\n"
+        "class Bot:\n"
+        "    llm = None\n"
+        "    def __call__(self, task, base_url):\n"
+        "        if self.llm is None:\n"
+        "            self.llm = OpenAI(base_url=base_url, api_key='x', max_retries=0)\n"
+        "        reply = self.llm.chat.completions.create(model='a', messages=[{'role': 'user', 'content': 'x'}])\n"
+        "        return float(reply.choices[0].message.content == 'answer')\n"
+        f"run = {made}\n"
+    )
+    env = make_env("program", program=f"{file}:run", agents=["a"], timeout_s=60)
+    assert [played(env, "answer", seed=seed)[1].info["outcome"] for seed in range(2)] == [1.0, 1.0]
+
+
 def test_coroutines_that_block_do_not_hold_up_each_other(tmp_path):
     file = tmp_path / "blocks.py"
     file.write_text(
