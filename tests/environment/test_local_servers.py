@@ -205,6 +205,43 @@ def test_a_client_that_leaves_amid_a_stream_and_asks_again_means_the_same_call(s
         assert "late answer" in client.post(**asked).text and len(models.calls) == 1
 
 
+def test_of_several_answers_one_that_fails_ends_the_others(served, caplog):
+    models, server, url = served
+    models.answering = False
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url, timeout=20) as client:
+        asked = pool.submit(client.post, "chat/completions", json={**CHAT, "n": 4})
+        soon(lambda: len(models.futures) == 4)
+        assert models.futures[3].set_running_or_notify_cancel()  # the engine has it, so it cannot be cancelled
+        models.futures[2].set_exception(ApiError(503, "the engine is away"))
+        assert asked.result().status_code == 503
+        models.futures[3].set_result(ChatReply("late"))
+        soon(lambda: server.in_flight == 0)
+    assert [future.cancelled() for future in models.futures] == [True, True, False, False]
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [ApiError(400, "no"), RuntimeError("no")])
+def test_of_several_answers_one_that_cannot_begin_ends_the_others(served, monkeypatch, error):
+    models, server, url = served
+    models.answering = False
+
+    def begin(key, call, said):
+        if len(models.futures) == 2:
+            raise error
+        return Asked.begin(models, key, call, said)
+
+    monkeypatch.setattr(models, "begin", begin)
+    assert httpx.post(f"{url}/chat/completions", json={**CHAT, "n": 4}).status_code in (400, 500)
+    assert all(future.cancelled() for future in models.futures) and server.in_flight == 0
+
+
+def test_more_answers_than_a_server_gives_at_once_are_no_matter_of_waiting(served):
+    models, _, url = served
+    reply = httpx.post(f"{url}/chat/completions", json={**CHAT, "n": 9})
+    assert reply.status_code == 400 and "at most 8" in reply.text and not models.calls
+    assert httpx.post(f"{url}/chat/completions", json={**CHAT, "n": 8}).status_code == 200
+
+
 # ----------------------------------------------------------------------------------------------- clients that stall
 
 

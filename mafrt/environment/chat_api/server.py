@@ -194,6 +194,8 @@ class ChatServer(LocalServer):
         """The call that a request makes, or goes on with: a client that asks again means the same call."""
         shared = next((each for each in self._calls.get(key, ()) if attempt.repeats(each)), None)
         if shared is None:
+            if call.answers > self.limits.calls:
+                raise ApiError(400, f"'n' must be at most {self.limits.calls}, as many calls as are answered at once")
             if self.in_flight + call.answers > self.limits.calls:
                 raise ApiError(429, f"{self.limits.calls} calls are in flight; try again later", "rate_limit_exceeded")
             shared = _Call(key, attempt, self._answers_to(key, call, running.said), call.answers)
@@ -215,12 +217,12 @@ class ChatServer(LocalServer):
             for number in range(call.answers):
                 own = replace(call, number=number, stream=call.stream and not number)
                 begun.append(self.answers.begin(key, own, said))
-        except ApiError:
+        except Exception:
             if not self.answers.learns:  # a turn that has begun is answered
                 for future in begun:
                     future.cancel()
             raise
-        return _together(begun)
+        return _together(begun, cancels=not self.answers.learns)
 
     def _end(self, shared: _Call, running: _Running) -> None:
         """A request has its answer, or its client has left."""
@@ -304,8 +306,13 @@ class _Call:
     """whether a client has got the answer"""
 
 
-def _together(futures: Sequence[Future[ChatReply]]) -> Future[ChatReply]:
-    """The first reply with all others, or the first error; who cancels it cancels all."""
+def _together(futures: Sequence[Future[ChatReply]], *, cancels: bool) -> Future[ChatReply]:
+    """The first reply with all others, or the first error; who cancels it cancels all.
+
+    Args:
+        futures: of the replies.
+        cancels: whether one error cancels the others, which nobody is going to read.
+    """
     whole: Future[ChatReply] = Future()
     lock, waits = threading.Lock(), set(range(len(futures)))
 
@@ -313,6 +320,8 @@ def _together(futures: Sequence[Future[ChatReply]]) -> Future[ChatReply]:
         with lock:
             waits.discard(number)
             last = not waits
+        if whole.done():
+            return
         if done.cancelled() or done.exception() is not None or last:
             with contextlib.suppress(InvalidStateError):  # another one's error, or the end, came first
                 if done.cancelled():
@@ -323,12 +332,12 @@ def _together(futures: Sequence[Future[ChatReply]]) -> Future[ChatReply]:
                     first, *others = (each.result() for each in futures)
                     whole.set_result(replace(first, others=tuple(others)))
 
-    def cancelled(done: Future[ChatReply]) -> None:
-        if done.cancelled():
+    def ended(done: Future[ChatReply]) -> None:
+        if done.cancelled() or (cancels and done.exception() is not None):
             for future in futures:
                 future.cancel()
 
-    whole.add_done_callback(cancelled)
+    whole.add_done_callback(ended)
     for number, future in enumerate(futures):
         future.add_done_callback(partial(take, number))
     return whole
