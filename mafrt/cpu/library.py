@@ -116,9 +116,9 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     try:
         folder = user_cache() / "kernels"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if _is_ours(folder):
+        if _is_ours(folder) and not any(_is_open(parent) for parent in folder.resolve().parents):
             return ctypes.CDLL(str(_compiled(compiler, folder)))
-        why = f"{folder} is not a folder that this user alone may write to"
+        why = f"{folder}, or a folder above it, is not one that this user alone may write to"
     except (OSError, ConfigError) as error:
         why = str(error)
     log.warning(
@@ -133,6 +133,12 @@ def _is_ours(path: Path) -> bool:
     """Whether a file or folder belongs to this user, and no other user may write to it."""
     about = path.stat()
     return about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether anyone may put another folder in the place of one in it."""
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
 def _is_whole(path: Path) -> bool:

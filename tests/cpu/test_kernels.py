@@ -146,6 +146,19 @@ def test_a_folder_that_others_may_write_to_is_left_alone(monkeypatch, tmp_path, 
     assert "chmod 700" in caplog.text and not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(("mode", "private"), [(0o777, True), (0o707, True), (0o1777, False), (0o775, False)])
+def test_a_folder_that_others_may_exchange_is_left_alone(monkeypatch, tmp_path, caplog, mode, private):
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    folder = tmp_path / "open" / "mafrt" / "kernels"
+    folder.mkdir(parents=True, mode=0o700)
+    (tmp_path / "open").chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        assert fresh_library(monkeypatch, tmp_path / "open") is not None
+    assert ("chmod 700" in caplog.text) == private and bool(list(folder.iterdir())) != private
+
+
 @pytest.mark.parametrize("what", ["a file", "a file for the folder", "a full folder for the library", "no home"])
 def test_without_a_cache_they_are_made_for_this_process(monkeypatch, tmp_path, caplog, what):
     known = tmp_path / "known.so"
