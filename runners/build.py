@@ -16,6 +16,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
+from mafrt.core.text import shortened
 from mafrt.core.types import SamplingParams
 from mafrt.engines import forget
 from mafrt.engines.checked import CheckedEngine
@@ -26,6 +27,7 @@ from mafrt.engines.several import SeveralEngines
 from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.models.multi_lora import decoder_blocks
+from mafrt.models.outside_text import ordinary_mark
 from mafrt.models.several_bases import Bases, SeveralBases
 from mafrt.models.sharding import FullyShard, Zero3
 from mafrt.models.shared_base import SharedBase
@@ -146,6 +148,13 @@ def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, AgentTok
         ConfigError: `window`, the one that is asked for, is larger than a base was trained for.
     """
     parts = {name: base.of_agent(name) for name in team.names}
+    for name, tokenizer in {part.name: part.tokenizer for part in parts.values()}.items():
+        if (mark := ordinary_mark(tokenizer)) is not None:
+            log.warning(
+                "%s: a turn of its chat template begins with ordinary text (%s), so what an agent, a tool or a file "
+                "says can look like another turn; take a base whose template marks turns by special tokens.",
+                *(name, shortened(repr(mark))),
+            )
     return {
         name: AgentTokenizer(part.tokenizer, check_window(window, part.context_window)) for name, part in parts.items()
     }

@@ -126,6 +126,26 @@ def controls_of(tokenizer: Any) -> ControlTokens:
     return controls
 
 
+def ordinary_mark(tokenizer: Any) -> str | None:
+    """What begins a turn in the chat template, if it is text that anyone can write and no control token stands in it.
+
+    Such templates (Llama 2's `[INST]`, `USER:`, `### Response:`) cannot tell a turn from words that look like one.
+    None: every turn begins with a control token, or there is no template that takes a user, an assistant and a user.
+    """
+    said = "AAqAA", "BBqBB", "CCqCC"
+    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said, strict=True)]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        places = [text.index(content) for content in said]
+    except Exception:  # a template may raise whatever it likes
+        return None
+    for content, begin, end in zip(said, places, places[1:], strict=False):
+        between = text[begin + len(content) : end]
+        if not any(control for _, control in controls_of(tokenizer).pieces(between)):
+            return between.strip()
+    return None
+
+
 class Placeholders:
     """Plain words that stand for parts of the texts of one chat while its template is filled in.
 

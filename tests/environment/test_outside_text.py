@@ -6,16 +6,19 @@ import json
 from functools import cache
 
 import pytest
-from helpers_models import tiny_tokenizer
+from helpers_models import tiny_base, tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.tool_calls import OWN_MARKUP
-from mafrt.models.outside_text import Placeholders, answer_text, controls_of, encode_outside
+from mafrt.models.outside_text import Placeholders, answer_text, controls_of, encode_outside, ordinary_mark
 from mafrt.rollout.prompts import encode_answer, encode_prompt
+from mafrt.runners.build import voices_of
 from mafrt.training.critic_input import central_prompts
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -397,3 +400,40 @@ def test_a_lone_surrogate_becomes_the_character_for_what_cannot_be_read(text):
     shown = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     for chat in (lambda t: encode_prompt(tokenizer, t, "hi"), lambda t: encode_prompt(tokenizer, "be brief", t)):
         assert chat(text) == chat(shown)
+
+
+_LOOP = "{% for m in messages %}"
+_LLAMA2 = (
+    _LOOP + "{% if m.role == 'user' %}<|endoftext|>[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} {% endif %}"
+)
+_VICUNA = _LOOP + "{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}{{ m.content }} "
+_ALPACA = _LOOP + "### {{ 'Instruction' if m.role == 'user' else 'Response' }}:\n{{ m.content }}\n\n"
+_TULU = _LOOP + "<|{{ m.role }}|>\n{{ m.content }}\n"
+_PHI3 = _LOOP + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+_GEMMA = _LOOP + "{{ '<|im_start|>user' if m.role == 'user' else '<|im_start|>model' }}\n{{ m.content }}\n"
+_ENDS_ONLY = _LOOP + "{{ m.role }}: {{ m.content }}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "mark"),
+    [(_LLAMA2, "[/INST]"), (_VICUNA, "ASSISTANT:"), (_ALPACA, "### Response:"), (_TULU, "<|assistant|>")]
+    + [(template, None) for template in (_PHI3, _GEMMA, _ENDS_ONLY, CHATML, "{{ raise_exception('no') }}", "x", None)],
+)
+def test_a_template_whose_turns_begin_with_ordinary_text_is_noticed(template, mark):
+    tokenizer = tiny_tokenizer()
+    end = "" if template is None or template.startswith("{{ raise") or "for m" not in template else "{% endfor %}"
+    tokenizer.chat_template = template and template + (end if "endfor" not in template else "")
+    assert ordinary_mark(tokenizer) == mark
+
+
+def test_a_run_says_so_once_for_a_base(caplog):
+    base = tiny_base()
+    team = Team((AgentSpec("a"), AgentSpec("b")))
+    for name in team.adapters:
+        base.add_adapter(name, LoraSpec(), seed=0)
+    voices_of(base, team, None)
+    assert not caplog.records
+    base.tokenizer.chat_template = _VICUNA + "{% endfor %}"
+    voices_of(base, team, None)
+    [record] = caplog.records
+    assert "'ASSISTANT:'" in record.getMessage() and "special tokens" in record.getMessage()
