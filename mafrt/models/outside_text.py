@@ -135,7 +135,7 @@ def ordinary_mark(tokenizer: Any) -> str | None:
     said = "AAqAA", "BBqBB", "CCqCC"
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said, strict=True)]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
         places = [text.index(content) for content in said]
     except Exception:  # a template may raise whatever it likes
         return None
