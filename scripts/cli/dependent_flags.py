@@ -37,7 +37,10 @@ DEPENDENCES = (
     DependentFlags(("kl_estimator",), lambda v: v["kl_in"] != "reward", "--kl_in loss"),
     DependentFlags(
         ("problem_field", "answer_field"),
-        lambda v: v["dataset_path"] or v.get("eval_dataset_path") or v["load_path"],
+        # Other environments take none of these, and say so.
+        lambda v: (
+            v["dataset_path"] or v.get("eval_dataset_path") or v["load_path"] or v.get("env") not in (None, "math")
+        ),
         "--dataset_path",
     ),
     DependentFlags(
