@@ -311,7 +311,7 @@ def test_a_token_and_a_bound_on_calls(served):
             OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
         client = OpenAI(base_url=f"{server.url}/v1", api_key="s3cret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["reasoner", "actor"]
-        with pytest.raises(RateLimitError):
+        with pytest.raises(BadRequestError, match="at most 1"):
             client.chat.completions.create(model="actor", messages=ASK, n=2)
         server.in_flight = 1
         with pytest.raises(RateLimitError):
