@@ -114,14 +114,21 @@ def build_base(args: argparse.Namespace, ranks: Sequence[int], *, window: int, s
 
 
 def random_model(args: argparse.Namespace, window: int) -> Any:
-    """A frozen random Qwen3 of `window` positions; arguments as of `build_rivals`."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    """A frozen random Qwen3 of `window` positions; arguments as of `build_rivals`.
+
+    With `experts` in `args` it is a mixture of so many, of which a token goes through `chosen`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
+    kind: dict[str, Any] = {"model_type": "qwen3", "intermediate_size": args.mlp}
+    if getattr(args, "experts", 0):
+        kind = {"model_type": "qwen3_moe", "moe_intermediate_size": args.mlp}
+        kind |= {"num_experts": args.experts, "num_experts_per_tok": args.chosen}
+    config = AutoConfig.for_model(
+        **kind,
         vocab_size=args.vocab,
         hidden_size=args.width,
-        intermediate_size=args.mlp,
         num_hidden_layers=args.layers,
         num_attention_heads=max(1, args.width // 64),
         num_key_value_heads=max(1, args.width // 128),
@@ -132,7 +139,7 @@ def random_model(args: argparse.Namespace, window: int) -> Any:
         eos_token_id=None,
     )
     config._attn_implementation = "sdpa"
-    return Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
 
 
 def add_spread_adapter(base: SharedBase, number: int, rank: int, spread: float) -> None:

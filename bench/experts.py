@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bench import _measure
 from bench._measure import positive
-from bench._models import NoText, add_spread_adapter, sharing_weights
+from bench._models import NoText, add_spread_adapter, random_model, sharing_weights
 from bench.update import PaddedBatch, padded_batch, policy_loss
 from mafrt.core.types import Request, SamplingParams
 from mafrt.cpu.malloc import keep_freed_memory
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    model = _random(args)
+    model = random_model(args, 2 * args.tokens).to(args.device)
     # Each wraps the layers in place, so that it needs modules of its own; all read the same frozen weights.
     copies = [sharing_weights(model) for _ in range(count)]
     base = SharedBase(model, NoText(), "random Qwen3-MoE")
@@ -87,27 +87,6 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "learn/bare": _measure.ratio(times["learn"], times["bare_forward"]),
         "peft/learn": _measure.ratio(times["peft"], times["learn"]),
     }
-
-
-def _random(args: argparse.Namespace) -> Any:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=args.vocab,
-        hidden_size=args.width,
-        moe_intermediate_size=args.mlp,
-        num_experts=args.experts,
-        num_experts_per_tok=args.chosen,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.width // 64),
-        num_key_value_heads=max(1, args.width // 128),
-        max_position_embeddings=2 * args.tokens,
-        pad_token_id=0,
-        eos_token_id=None,  # every answer has the full length
-    )
-    config._attn_implementation = "sdpa"
-    return Qwen3MoeForCausalLM(config).eval().requires_grad_(False).to(args.device)
 
 
 def _in_peft(base: SharedBase, copies: Sequence[Any]) -> list[Any]:

@@ -58,6 +58,12 @@ def read_text(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> st
     return read_file(path, most_mib=most_mib).decode("utf-8-sig")
 
 
+def read_list(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a file, without empty ones and those that begin with `#`. Raises as `read_text`."""
+    lines = map(str.strip, read_text(path).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def parse_json(text: str | bytes) -> Any:
     """`text` as JSON.
 

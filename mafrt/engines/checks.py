@@ -19,6 +19,7 @@ from mafrt.config.agent import ALL_LINEAR
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.reading import read_list
 from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
 
@@ -121,7 +122,7 @@ def server_urls(named: Sequence[str]) -> tuple[str, ...]:
     urls: list[str] = []
     for name in named:
         try:
-            lines = Path(name[1:]).expanduser().read_text(encoding="utf-8").split() if name.startswith("@") else [name]
+            lines = read_list(Path(name[1:]).expanduser()) if name.startswith("@") else [name]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"vllm_servers names the list {name[1:]}, which cannot be read: {error}.") from None
         if not lines:

@@ -96,36 +96,39 @@ def test_usage_and_finish_reason_are_those_of_the_sampling():
     assert env.step(dict.fromkeys(seen, "answer")).info["outcome"] == 7005.5
 
 
-def test_stop_texts_and_log_probabilities_reach_the_program(tmp_path):
-    file = tmp_path / "asks.py"
+def asking(folder, how, *lines):
+    """A program that calls agent `a` once, with further arguments, and looks at the `choices`; after its reset."""
+    file = folder / "asks.py"
     file.write_text(
         "from openai import OpenAI\n"
         "def run(task, base_url):\n"
         "    with OpenAI(base_url=base_url, api_key='x') as llm:\n"
         "        ask = {'model': 'a', 'messages': [{'role': 'user', 'content': 'x'}]}\n"
-        "        choice = llm.chat.completions.create(**ask, stop=['END'], logprobs=True).choices[0]\n"
-        "    assert choice.message.content == 'one '\n"
-        "    return sum(token.logprob for token in choice.logprobs.content)\n"
+        f"        choices = llm.chat.completions.create(**ask, {how}).choices\n" + "".join(f"    {x}\n" for x in lines)
     )
     env = make_env("program", program=f"{file}:run", agents=["a"])
     env.reset(seed=1)
+    return env
+
+
+def test_stop_texts_and_log_probabilities_reach_the_program(tmp_path):
+    env = asking(
+        tmp_path,
+        "stop=['END'], logprobs=True",
+        "assert choices[0].message.content == 'one '",
+        "return sum(token.logprob for token in choices[0].logprobs.content)",
+    )
     env.sampled({"a": Sampled(7, 3, "eos", lambda: [("one", -0.25), (" END", -0.5)])})
     assert env.step({"a": "one END two"}).info["outcome"] == -0.75
 
 
 def test_several_answers_to_a_call_are_a_turn_each(tmp_path):
-    file = tmp_path / "asks.py"
-    file.write_text(
-        "from openai import OpenAI\n"
-        "def run(task, base_url):\n"
-        "    with OpenAI(base_url=base_url, api_key='x') as llm:\n"
-        "        ask = {'model': 'a', 'messages': [{'role': 'user', 'content': 'x'}]}\n"
-        "        choices = llm.chat.completions.create(**ask, n=3).choices\n"
-        "    assert [choice.index for choice in choices] == [0, 1, 2]\n"
-        "    return float(''.join(choice.message.content for choice in choices))\n"
+    env = asking(
+        tmp_path,
+        "n=3",
+        "assert [choice.index for choice in choices] == [0, 1, 2]",
+        "return float(''.join(choice.message.content for choice in choices))",
     )
-    env = make_env("program", program=f"{file}:run", agents=["a"])
-    env.reset(seed=1)
     assert not env.step({"a": "1"}).terminated and not env.step({"a": "2"}).terminated
     assert env.step({"a": "3"}).info["outcome"] == 123.0
 

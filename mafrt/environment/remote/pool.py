@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from mafrt.core.errors import EnvDownError, EnvError
+from mafrt.core.reading import read_list
 from mafrt.core.text import clean_text, has_controls, shortened
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import rpc
@@ -114,11 +115,10 @@ class Servers:
         assert self._file is not None
         try:
             stat = self._file.stat()
-            lines = self._file.read_text(encoding="utf-8").splitlines()
+            addresses = read_list(self._file)
         except (OSError, UnicodeDecodeError) as error:
             raise EnvError(f"the list of servers {self._file} cannot be read ({error})") from None
         self._stamp = (stat.st_mtime_ns, stat.st_size)
-        addresses = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not addresses:
             raise EnvError(f"the list of servers {self._file} is empty; put one host:port on a line")
         return addresses
