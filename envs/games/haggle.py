@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -104,12 +105,16 @@ class Haggle(Game):
             other = self._other(agent)
             rules = self._worth(other, self.last)
             return self._over({other: self.last, agent: self.rest(self.last)}, agent, rules)
-        numbers = tuple(int(number) for number in _NUMBER.findall(said)[: len(KINDS)] if len(number) == 1)
+        found = [number for number in list(_NUMBER.finditer(said))[: len(KINDS)] if len(number[0]) == 1]
+        numbers = tuple(int(number[0]) for number in found)
         legal = len(numbers) == len(KINDS) and all(n <= there for n, there in zip(numbers, self.things, strict=True))
         if not legal or self.made == self.offers:
             why = "The last offer is not accepted." if legal else "This is no offer."
             return self._over(None, agent, Scored(0.0, why), legal)
-        info = scored(agent, self._worth(agent, numbers))
+        # Every number is paid for its own kind: the quotation is the offer up to it, which stands in the offer once.
+        ends = (said[: number.end()] for number in found)
+        spans = zip(ends, self._by_kind(agent, numbers), strict=True)
+        info = scored(agent, replace(self._worth(agent, numbers), spans=tuple(spans)))
         self.last, self.made = numbers, self.made + 1
         self.speaker = self._other(agent)
         return StepResult({self.speaker: self.shown()}, {}, False, False, info)
@@ -117,9 +122,14 @@ class Haggle(Game):
     def _other(self, agent: str) -> str:
         return next(other for other in self.agents if other != agent)
 
+    def _by_kind(self, agent: str, split: Split) -> list[float]:
+        """Points of both agents from each kind of things, 0 to 10, for an agent's share."""
+        own, other = self.values[agent], self.values[self._other(agent)]
+        return [float(a * n + b * m) for a, n, b, m in zip(own, split, other, self.rest(split), strict=True)]
+
     def _worth(self, agent: str, split: Split) -> Scored:
         """Score of an agent's share, offered or accepted: the sum of both agents' points over the largest possible."""
-        worth = self.points(agent, split) + self.points(self._other(agent), self.rest(split))
+        worth = round(sum(self._by_kind(agent, split)))
         return Scored(10.0 * worth / self._most(), f"Both together get {worth} of at most {self._most()} points.")
 
     def _most(self) -> int:

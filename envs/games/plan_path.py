@@ -100,7 +100,7 @@ class PlanPath(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            info = scored("planner", progress(self.way, self._left(steps_in(self.plan, self.brief))[-1]))
+            info = scored("planner", progress(self.plan, self._left(steps_in(self.plan, self.brief)), self.brief))
             return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, info)
         route = steps_in(actions["mover"], self.brief)
         nearest = min(self._left(route))
@@ -109,7 +109,7 @@ class PlanPath(Game):
             "outcome": outcome,
             "measures": {"reached": float(not nearest)},
             "answers": walked(route, outcome),
-            **scored("mover", obeyed(steps_in(self.plan, self.brief), route)),
+            **scored("mover", obeyed(self.plan, actions["mover"], self.brief)),
         }
         return StepResult({}, {}, True, False, info)
 

@@ -11,7 +11,8 @@ from mafrt.core.types import Scored
 Place = tuple[int, int]
 """row and column"""
 STEPS: dict[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-_WORD = re.compile(r"\b(?:up|down|left|right)\b")
+_WORD = re.compile(r"\b(?:up|down|left|right)\b", re.ASCII | re.IGNORECASE)
+_LETTER = re.compile("[udlr]", re.ASCII | re.IGNORECASE)
 _NAMES = {name[0]: name for name in STEPS}
 
 
@@ -22,7 +23,8 @@ def moved(place: Place, step: str) -> Place:
 
 def steps_in(text: str, brief: bool) -> list[str]:
     """Names of the steps that a text says, in their order."""
-    return [_NAMES[sign] for sign in text.lower() if sign in _NAMES] if brief else _WORD.findall(text.lower())
+    found = (_LETTER if brief else _WORD).findall(text)
+    return [_NAMES[word.lower()] if brief else word.lower() for word in found]
 
 
 def said(steps: Iterable[str], brief: bool) -> str:
@@ -54,14 +56,46 @@ def walked(steps: Iterable[str], outcome: float) -> dict[str, dict[str, object]]
     return {"mover": {"key": " ".join(steps) or None, "score": outcome}}
 
 
-def progress(way: int, left: int) -> Scored:
-    """Score of a plan: the share of the shortest way, in steps, that it leaves behind."""
-    return Scored(10.0 * max(0, way - left) / way, f"Of {way} steps on the shortest way {left} are left after these.")
+def progress(plan: str, left: Sequence[int | None], brief: bool) -> Scored:
+    """Score of a plan: the largest share of the shortest way that it leaves behind.
+
+    Each step that comes nearer than all before it is a span of its own, so that a rule that sees tokens pays every step
+    for itself. Steps beyond those that are made, as after the goal, earn nothing.
+
+    Args:
+        left: steps of the shortest way at first and after each step that is made; None: the goal cannot be reached.
+    """
+    way = nearest = left[0] or 0
+    earned = list[float]()
+    for steps in left[1:]:
+        now = nearest if steps is None else min(nearest, steps)
+        earned.append(10.0 * (nearest - now) / way)
+        nearest = now
+    stuck = " After them there is no way any more." if left[-1] is None else ""
+    return Scored(
+        10.0 * (way - nearest) / way,
+        f"Of {way} steps on the shortest way these leave {nearest} at their nearest.{stuck}",
+        _by_step(plan, earned, brief),
+    )
 
 
-def obeyed(plan: Sequence[str], route: Sequence[str]) -> Scored:
-    """Score of the mover by its own part: the share of the plan that it carried out, and no step beyond it."""
-    pairs = zip(plan, route, strict=False)
-    same = next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(plan), len(route)))
-    score = 10.0 * same / max(len(plan), len(route)) if plan or route else 10.0
-    return Scored(score, f"Of {len(plan)} planned steps the first {same} were made, and {len(route) - same} others.")
+def obeyed(plan: str, route: str, brief: bool) -> Scored:
+    """Score of the mover by its own part: the share of the plan that it carried out, and no step beyond it.
+
+    Each step that is the plan's is a span of its own, and so is the end where the whole plan was carried out.
+    """
+    planned, made = steps_in(plan, brief), steps_in(route, brief)
+    pairs = zip(planned, made, strict=False)
+    same = next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(planned), len(made)))
+    longer = max(len(planned), len(made))
+    return Scored(
+        10.0 * same / longer if longer else 10.0,
+        f"Of {len(planned)} planned steps the first {same} were made, and {len(made) - same} others.",
+        _by_step(route, [1.0] * same, brief) + ((("", 1.0),) if planned == made else ()),
+    )
+
+
+def _by_step(text: str, earned: Sequence[float], brief: bool) -> tuple[tuple[str, float], ...]:
+    """The spans of the steps that earn something: each quotes the text up to its end, which stands in it once."""
+    steps = (_LETTER if brief else _WORD).finditer(text)
+    return tuple((text[: step.end()], score) for step, score in zip(steps, earned, strict=False) if score)

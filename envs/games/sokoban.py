@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import permutations, product
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, Scored, StepResult
@@ -64,30 +66,27 @@ class Sokoban(Game):
 
     def open(self, place: Place) -> bool:
         """Whether a cell is inside and no wall."""
-        return 0 <= place[0] < self.size and 0 <= place[1] < self.size and place not in self.blocked
+        return _open(place, self.size, self.blocked)
 
     def after(self, walker: Place, box: Place, step: str) -> tuple[Place, Place]:
         """Places of walker and box after a step; one that is blocked changes nothing."""
-        there = moved(walker, step)
-        if there == box:
-            behind = moved(box, step)
-            return (there, behind) if self.open(behind) else (walker, box)
-        return (there, box) if self.open(there) else (walker, box)
+        return _after(walker, box, step, self.size, self.blocked)
+
+    def left(self, walker: Place, box: Place) -> int | None:
+        """Moves of the shortest solution; None if there is none."""
+        return _moves_left(self.size, self.blocked, self.target).get((walker, box))
 
     def solution(self, walker: Place, box: Place) -> list[str] | None:
         """The shortest moves that bring the box to its target; None if there are none."""
-        paths: dict[tuple[Place, Place], list[str]] = {(walker, box): []}
-        queue = deque([(walker, box)])
-        while queue:
-            state = queue.popleft()
-            if state[1] == self.target:
-                return paths[state]
-            for step in STEPS:
-                following = self.after(*state, step)
-                if following not in paths:
-                    paths[following] = [*paths[state], step]
-                    queue.append(following)
-        return None
+        left, moves = self.left(walker, box), list[str]()
+        if left is None:
+            return None
+        while left:
+            left -= 1
+            step = next(step for step in STEPS if self.left(*self.after(walker, box, step)) == left)
+            walker, box = self.after(walker, box, step)
+            moves.append(step)
+        return moves
 
     # --------------------------------------------------------------------------------------------------- the game
 
@@ -98,9 +97,9 @@ class Sokoban(Game):
             self.blocked, self.plan = frozenset(walls), ""
             self.walker, self.box = self._pulled(rng, walker)
             away = self.target not in (self.box, self.walker)
-            way = self.solution(self.walker, self.box) if away else None
+            way = self.left(self.walker, self.box) if away else None
             if way:
-                self.way = len(way)
+                self.way = way
                 return f"{self.size} {self.walker} {self.box} {self.target} {sorted(self.blocked)}"
 
     def _pulled(self, rng: random.Random, walker: Place) -> tuple[Place, Place]:
@@ -133,7 +132,7 @@ class Sokoban(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            info = scored("planner", self._progress(steps_in(self.plan, self.brief)))
+            info = scored("planner", self._progress())
             return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, info)
         route = steps_in(actions["mover"], self.brief)
         states = self._states(route)
@@ -144,9 +143,14 @@ class Sokoban(Game):
             "outcome": outcome,
             "measures": {"solved": float(solved)},
             "answers": walked(route, outcome),
-            **scored("mover", obeyed(steps_in(self.plan, self.brief), route)),
+            **scored("mover", obeyed(self.plan, actions["mover"], self.brief)),
         }
         return StepResult({}, {}, True, False, info)
+
+    def _progress(self) -> Scored:
+        """Score of the plan by the moves that are left after each of its moves."""
+        states = self._states(steps_in(self.plan, self.brief))
+        return progress(self.plan, [self.left(*state) for state in states], self.brief)
 
     def _states(self, route: Sequence[str]) -> list[tuple[Place, Place]]:
         """Places of walker and box, before the first move and after each that is made; the target ends them."""
@@ -156,13 +160,6 @@ class Sokoban(Game):
             if states[-1][1] == self.target:
                 break
         return states
-
-    def _progress(self, route: Sequence[str]) -> Scored:
-        """Score of a plan by the moves that are left after it, which the solver counts."""
-        left = self.solution(*self._states(route)[-1])
-        if left is None:
-            return Scored(0.0, "After these moves the box cannot be brought to its target.")
-        return progress(self.way, len(left))
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "optimal":
@@ -182,6 +179,37 @@ class Sokoban(Game):
             walker, box = self.after(walker, box, step)
             steps.append(step)
         return said(steps, self.brief)
+
+
+@lru_cache(maxsize=256)
+def _moves_left(size: int, blocked: frozenset[Place], target: Place) -> dict[tuple[Place, Place], int]:
+    """Moves of the shortest solution from each state (walker, box) of a room that has one, searched from its end."""
+    cells = [place for place in product(range(size), range(size)) if place not in blocked]
+    before: dict[tuple[Place, Place], list[tuple[Place, Place]]] = {}
+    for walker, box in permutations(cells, 2):
+        for step in STEPS:
+            before.setdefault(_after(walker, box, step, size, blocked), []).append((walker, box))
+    left = {(walker, target): 0 for walker in cells if walker != target}
+    queue = deque(left)
+    while queue:
+        state = queue.popleft()
+        for earlier in before.get(state, ()):
+            if earlier not in left:
+                left[earlier] = left[state] + 1
+                queue.append(earlier)
+    return left
+
+
+def _open(place: Place, size: int, blocked: frozenset[Place]) -> bool:
+    return 0 <= place[0] < size and 0 <= place[1] < size and place not in blocked
+
+
+def _after(walker: Place, box: Place, step: str, size: int, blocked: frozenset[Place]) -> tuple[Place, Place]:
+    there = moved(walker, step)
+    if there == box:
+        behind = moved(box, step)
+        return (there, behind) if _open(behind, size, blocked) else (walker, box)
+    return (there, box) if _open(there, size, blocked) else (walker, box)
 
 
 def _distance(one: Place, other: Place) -> int:

@@ -400,7 +400,8 @@ def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) 
     weights = [score / whole for score in scores] if whole > 0.0 else [1.0 / len(scores)] * len(scores)
     lost, shares = 0, dict[int, list[float]]()
     for (quote, _), weight in zip(verdict.spans, weights, strict=True):
-        where = _last_token(turn, quote, decode)
+        # The empty quotation is the turn's end: that it stopped there.
+        where = _last_token(turn, quote, decode) if quote else last
         lost += where is None
         shares.setdefault(last if where is None else where, []).append(weight)
     return lost, {where: total(some) for where, some in shares.items()}
@@ -461,7 +462,7 @@ def _last_token(turn: Turn, quote: str, decode: Decode | None) -> int | None:
     halves the range; a tokenizer may change the last characters of a prefix (half of a multi-byte character), never
     those before, so containment is monotone once the quote is complete.
     """
-    if decode is None or not quote or quote not in decode(turn.action_ids):
+    if decode is None or quote not in decode(turn.action_ids):
         return None
     low, high = 1, len(turn.action_ids)
     while low < high:

@@ -26,6 +26,8 @@ Stop: TypeAlias = Literal["eos", "length", "stop"]
 class Scored:
     """A judgement that was made: `score` in 0..10, `reason` in words, `spans` as (quoted text, score in 0..10).
 
+    The first occurrence of a quoted text is meant; the empty text is the turn's end.
+
     >>> mafrt.Scored(7, "The sum is right, the unit is missing.", spans=(("3 + 4 = 7", 10), ("7 miles", 2))).score
     7
     """

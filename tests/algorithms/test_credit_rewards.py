@@ -99,12 +99,19 @@ def test_spans_are_paid_on_their_last_token():
 
 
 def test_a_span_that_is_not_there_falls_back_to_the_last_token():
-    coach = Scored(3.0, spans=(("nowhere", 8.0), ("", 2.0), ("ab", 5.0)))
+    coach = Scored(3.0, spans=(("nowhere", 10.0), ("ab", 5.0)))
     episode = Episode("e", "g", [turn("a", 0, text="abcd", coach=coach)])
     rows, lost = reward_rows([episode], decode=decode)
     assert rows[0][0].token_rewards == pytest.approx({1: 0.1, 3: 0.2})
-    assert lost == 2
-    assert assign([episode], "reinforce_pp")["spans_unlocated"] == 3.0  # no decode: none can be found
+    assert lost == 1
+    assert assign([episode], "reinforce_pp")["spans_unlocated"] == 2.0  # no decode: none can be found
+
+
+def test_an_empty_quotation_is_the_end_of_the_turn():
+    coach = Scored(3.0, spans=(("ab", 5.0), ("", 10.0)))
+    rows, lost = reward_rows([Episode("e", "g", [turn("a", 0, text="abcd", coach=coach)])], decode=decode)
+    assert rows[0][0].token_rewards == pytest.approx({1: 0.1, 3: 0.2})
+    assert lost == 0
 
 
 def test_span_ends_where_its_token_ends():

@@ -15,6 +15,7 @@ from mafrt.envs.games import Game, Haggle, PlanPath, Referential, Sokoban, Sudok
 from mafrt.envs.games.base import SPLITS, split_of
 from mafrt.envs.games.legal_play import write_legal_play
 from mafrt.envs.games.referential import signal_in
+from mafrt.envs.games.routes import STEPS
 from mafrt.envs.games.sudoku import free, solutions
 from mafrt.envs.games.tic_tac_toe import TicTacToe, after, value
 
@@ -211,7 +212,7 @@ def test_plan_path_by_hand():
 def test_a_plan_and_its_execution_are_scored_apart():
     game = PlanPath(size=2, walls=1)
     game.here, game.goal, game.blocked, game.way = (0, 0), (1, 1), frozenset({(0, 1)}), 2
-    for plan, worth in {"down right": 10, "down": 5, "up down": 5, "down up": 0, "right": 0, "Go!": 0}.items():
+    for plan, worth in {"down right": 10, "down": 5, "up down": 5, "down up": 5, "right": 0, "Go!": 0}.items():
         assert scored(game.step({"planner": plan}), "planner") == worth, plan
     game.step({"planner": "right right down"})
     for route, worth in {"right right down": 10, "right": 10 / 3, "down right": 0, "": 0}.items():
@@ -230,7 +231,39 @@ def test_plans_of_sokoban_are_scored_by_the_moves_that_are_left():
         plan = " ".join(whole.split()[:count])
         assert scored(game.step({"planner": plan}), "planner") == pytest.approx(10 * count / 7)
     stuck = game.step({"planner": "right"})
-    assert scored(stuck, "planner") == 0 and "cannot" in stuck.info["evidence"]["planner"].rules.reason
+    assert scored(stuck, "planner") == 0 and "no way any more" in stuck.info["evidence"]["planner"].rules.reason
+
+
+def test_every_step_of_a_plan_and_of_its_execution_is_quoted_for_itself():
+    game = PlanPath(size=2, walls=1, brief=True)
+    game.here, game.goal, game.blocked, game.way = (0, 0), (1, 1), frozenset({(0, 1)}), 2
+
+    def spans(agent: str, text: str) -> tuple[tuple[str, float], ...]:
+        return game.step({agent: text}).info["evidence"][agent].rules.spans
+
+    # Back and down again comes no nearer than before; what is said after the goal is no step.
+    assert spans("planner", "d-udrr") == (("d", 5.0), ("d-udr", 5.0))
+    assert spans("planner", "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}D!") == (
+        ("\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}D", 5.0),
+    )
+    assert spans("planner", "rr") == ()
+    game.plan = "dr"
+    assert spans("mover", "dr") == (("d", 1.0), ("dr", 1.0), ("", 1.0))  # and stops there
+    assert spans("mover", "drr") == (("d", 1.0), ("dr", 1.0))
+    assert spans("mover", "u") == ()
+
+
+@pytest.mark.parametrize("settings", [{}, {"size": 5, "walls": 3, "pulls": 3}])
+def test_moves_that_are_left_in_a_room_are_those_of_a_search_from_there(settings):
+    game = Sokoban(**settings)
+    for seed in range(20):
+        game.draw(random.Random(seed))
+        reached, moves, seen = [(game.walker, game.box)], 0, {(game.walker, game.box)}
+        while not any(box == game.target for _, box in reached):
+            reached = list({game.after(*state, step) for state in reached for step in STEPS} - seen)
+            seen.update(reached)
+            moves += 1
+        assert game.left(game.walker, game.box) == moves == game.way
 
 
 def test_sokoban_by_hand():
@@ -263,8 +296,12 @@ def test_haggling_by_hand():
     game.things, game.values = (1, 2, 1), {"ann": (4, 1, 4), "ben": (0, 5, 0)}
     assert game.best() == (1, 0, 1) and game.points("ben", game.rest((1, 0, 1))) == 10
     assert game.shown().startswith("There are 1 books, 2 hats, 1 balls. Your points for one: books 4, hats 1, balls 4.")
-    seen = game.step({"ann": "I keep 1, 1 and 1."}).observations["ben"]
+    offered = game.step({"ann": "I keep 1, 1 and 1."})
+    seen = offered.observations["ben"]
     assert "books 0, hats 5, balls 0.\nYou are offered 0 1 0. Say accept" in seen
+    rules = offered.info["evidence"]["ann"].rules
+    assert rules.score == pytest.approx(10 * 14 / 18)  # of each kind 4, 1 + 5, and 4
+    assert rules.spans == (("I keep 1", 4.0), ("I keep 1, 1", 6.0), ("I keep 1, 1 and 1", 4.0))
     assert "You are offered 1 0 1. This was the last offer." in game.step({"ben": "0 2 0"}).observations["ann"]
     agreed = game.step({"ann": "I accept"})
     assert agreed.info["outcome"] == 1.0 and agreed.info["measures"]["points/ann"] == 0.8  # 8 and 10 of 18
