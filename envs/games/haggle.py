@@ -111,9 +111,12 @@ class Haggle(Game):
         if not legal or self.made == self.offers:
             why = "The last offer is not accepted." if legal else "This is no offer."
             return self._over(None, agent, Scored(0.0, why), legal)
-        # Every number is paid for its own kind: the quotation is the offer up to it, which stands in the offer once.
-        ends = (said[: number.end()] for number in found)
-        spans = zip(ends, self._by_kind(agent, numbers), strict=True)
+        # Every number is paid for its own kind: the quotation is the offer up to it, which stands in the offer once. To
+        # stop behind the last one is worth as much as a number in the mean, or words that nothing is paid for follow.
+        worth = self._by_kind(agent, numbers)
+        spans = [(said[: number.end()], points) for number, points in zip(found, worth, strict=True)]
+        if not said[found[-1].end() :].strip():
+            spans.append(("", sum(worth) / len(worth)))
         info = scored(agent, replace(self._worth(agent, numbers), spans=tuple(spans)))
         self.last, self.made = numbers, self.made + 1
         self.speaker = self._other(agent)

@@ -296,12 +296,13 @@ def test_haggling_by_hand():
     game.things, game.values = (1, 2, 1), {"ann": (4, 1, 4), "ben": (0, 5, 0)}
     assert game.best() == (1, 0, 1) and game.points("ben", game.rest((1, 0, 1))) == 10
     assert game.shown().startswith("There are 1 books, 2 hats, 1 balls. Your points for one: books 4, hats 1, balls 4.")
-    offered = game.step({"ann": "I keep 1, 1 and 1."})
+    offered = game.step({"ann": "I keep 1, 1 and 1"})
     seen = offered.observations["ben"]
     assert "books 0, hats 5, balls 0.\nYou are offered 0 1 0. Say accept" in seen
     rules = offered.info["evidence"]["ann"].rules
     assert rules.score == pytest.approx(10 * 14 / 18)  # of each kind 4, 1 + 5, and 4
-    assert rules.spans == (("I keep 1", 4.0), ("I keep 1, 1", 6.0), ("I keep 1, 1 and 1", 4.0))
+    assert rules.spans[:3] == (("I keep 1", 4.0), ("I keep 1, 1", 6.0), ("I keep 1, 1 and 1", 4.0))
+    assert rules.spans[3:] == (("", 14 / 3),)  # and nothing behind the numbers
     assert "You are offered 1 0 1. This was the last offer." in game.step({"ben": "0 2 0"}).observations["ann"]
     agreed = game.step({"ann": "I accept"})
     assert agreed.info["outcome"] == 1.0 and agreed.info["measures"]["points/ann"] == 0.8  # 8 and 10 of 18
