@@ -71,7 +71,10 @@ RECIPES = {
     "sokoban": Recipe(
         kwargs={"brief": True},
         max_new_tokens=10,
-        arms={"scores of the solver": (), "outcome alone": ("--coach", "none")},
+        arms={
+            "scores of the solver": (),
+            "outcome alone": ("--coach", "none", "--outcome_weight", 1, "--gamma", 1),
+        },
     ),
     "sudoku": Recipe(kwargs={"brief": True}, max_new_tokens=3),
     "haggle": Recipe(
