@@ -16,7 +16,6 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
-from mafrt.core.text import shortened
 from mafrt.core.types import SamplingParams
 from mafrt.engines import forget
 from mafrt.engines.checked import CheckedEngine
@@ -27,7 +26,7 @@ from mafrt.engines.several import SeveralEngines
 from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.models.multi_lora import decoder_blocks
-from mafrt.models.outside_text import ordinary_mark
+from mafrt.models.outside_text import controls_of
 from mafrt.models.several_bases import Bases, SeveralBases
 from mafrt.models.sharding import FullyShard, Zero3
 from mafrt.models.shared_base import SharedBase
@@ -149,11 +148,18 @@ def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, AgentTok
     """
     parts = {name: base.of_agent(name) for name in team.names}
     for name, tokenizer in {part.name: part.tokenizer for part in parts.values()}.items():
-        if (mark := ordinary_mark(tokenizer)) is not None:
+        if (marks := controls_of(tokenizer).turns) is None:
+            continue
+        if marks.openings:
+            log.info(
+                "%s: its chat template opens turns by ordinary text (%s); in any other text that is written %s.",
+                *(name, ", ".join(marks.openings), ", ".join(map(marks.broken, marks.openings))),
+            )
+        else:
             log.warning(
-                "%s: a turn of its chat template begins with ordinary text (%s), so what an agent, a tool or a file "
-                "says can look like another turn; take a base whose template marks turns by special tokens.",
-                *(name, shortened(repr(mark))),
+                "%s: nothing but blanks tells the turns of its chat template apart, so what is said can look like "
+                "another turn; take a base whose template marks turns.",
+                name,
             )
     return {
         name: AgentTokenizer(part.tokenizer, check_window(window, part.context_window)) for name, part in parts.items()

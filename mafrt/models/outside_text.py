@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +21,50 @@ from mafrt.core.text import REPLACEMENT, whole_characters
 
 ANCHORS = ("a", "\n", ".")
 """Texts behind which the rest of a text is encoded, since some tokenizers put a space before a text."""
+
+
+_BLANK = r"[\s\u2581]"
+_LINE_ENDS = r"\n\v\f\r\x1c-\x1e\x85\u2028\u2029"
+
+
+@dataclass(frozen=True)
+class TurnMarks:
+    """What opens a turn in a chat template and is ordinary text: `[INST]`, `USER:`, `### Response:`."""
+
+    openings: dict[str, bool]
+    """each mark, and whether the template ends a line behind it; empty if turns are only told by blanks"""
+    seen: Callable[[str], str] | None
+    """a text as the tokenizer reads it, None if as it stands"""
+    between: str
+    """put before the last character of a mark that is not the template's"""
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        # In any case and spacing, as some tokenizers see neither.
+        kinds = []
+        for mark, ends_line in self.openings.items():
+            body = f"{_BLANK}*".join(map(re.escape, re.sub(f"{_BLANK}+", "", mark)))
+            letters = {char.isalnum() for char in re.sub(_BLANK, "", mark)}
+            # A word such as `user`, or a rule such as `---`, opens a turn only on a line of its own.
+            if len(letters) == 1 and ends_line:
+                body = rf"(?<![^{_LINE_ENDS}])[ \t\u2581]*{body}(?=[ \t\u2581]*(?:[{_LINE_ENDS}]|\Z))"
+            elif letters == {True}:
+                body = rf"\b{body}\b"
+            kinds.append(body)
+        return re.compile("|".join(kinds) or r"(?!)", re.IGNORECASE)
+
+    def broken(self, text: str) -> str:
+        """`text` so that nothing in it is a mark, as it stands or as the tokenizer reads it."""
+        text = self._broken(text)
+        if self.seen is None or not self._pattern.search(read := self.seen(text)):
+            return text
+        return self._broken(read)
+
+    def _broken(self, text: str) -> str:
+        # One mark may overlap another.
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: f"{match[0][:-1]}{self.between}{match[0][-1]}", text)
+        return text
 
 
 @dataclass(frozen=True)
@@ -35,6 +79,8 @@ class ControlTokens:
     """The change that the tokenizer makes to a text before it reads it, None for none."""
     readable: bool
     """Whether texts and `normalize` tell which parts become a control; else only the ids of a text do."""
+    turns: TurnMarks | None = None
+    """of the chat template; None if controls open all its turns, or there is none"""
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -100,13 +146,13 @@ class ControlTokens:
         return frozenset(self.ids.values()) - {self.unknown}
 
 
-_KNOWN: WeakKeyDictionary[Any, tuple[int, ControlTokens]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, tuple[Any, ControlTokens]] = WeakKeyDictionary()
 
 
 def controls_of(tokenizer: Any) -> ControlTokens:
     """The controls of a tokenizer: its special tokens, and other added ones that are no plain word or blanks."""
-    known = _KNOWN.get(tokenizer)
-    if known is not None and known[0] == len(tokenizer):
+    state = (len(tokenizer), getattr(tokenizer, "chat_template", None))
+    if (known := _KNOWN.get(tokenizer)) is not None and known[0] == state:
         return known[1]
     special = tokenizer.all_special_tokens
     added = dict(zip(special, tokenizer.convert_tokens_to_ids(special), strict=True)) | tokenizer.get_added_vocab()
@@ -122,28 +168,57 @@ def controls_of(tokenizer: Any) -> ControlTokens:
     normalizer = getattr(backend, "normalizer", None)
     normalize = None if normalizer is None else normalizer.normalize_str
     controls = ControlTokens(ids, unknown, normalize, backend is not None)
-    _KNOWN[tokenizer] = (len(tokenizer), controls)
-    return controls
+    _KNOWN[tokenizer] = (state, replace(controls, turns=_found_marks(tokenizer, controls)))
+    return _KNOWN[tokenizer][1]
 
 
-def ordinary_mark(tokenizer: Any) -> str | None:
-    """What begins a turn in the chat template, if it is text that anyone can write and no control token stands in it.
-
-    Such templates (Llama 2's `[INST]`, `USER:`, `### Response:`) cannot tell a turn from words that look like one.
-    None: every turn begins with a control token, or there is no template that takes a user, an assistant and a user.
-    """
-    said = "AAqAA", "BBqBB", "CCqCC"
-    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said, strict=True)]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-        places = [text.index(content) for content in said]
-    except Exception:  # a template may raise whatever it likes
+def _found_marks(tokenizer: Any, controls: ControlTokens) -> TurnMarks | None:
+    openings = [controls.pieces(text) for text in _openings(tokenizer)]
+    # The last two are those of the assistant and of a user who answers it.
+    if all(any(control for _, control in pieces) for pieces in openings[-2:]):
         return None
-    for content, begin, end in zip(said, places, places[1:], strict=False):
-        between = text[begin + len(content) : end]
-        if not any(control for _, control in controls_of(tokenizer).pieces(between)):
-            return between.strip()
-    return None
+    marks = {}
+    for pieces in openings:
+        text = pieces[-1][0] if pieces and not pieces[-1][1] else ""
+        lines = text.rstrip().splitlines()
+        if lines and len(mark := lines[-1].strip()) > 1:
+            marks[mark] = "\n" in text[len(text.rstrip()) :]
+    # `<<SYS>>` makes `[INST] <<SYS>>` of the template's own `[INST]`.
+    rests = {mark.removeprefix(other).strip(): ends for mark, ends in marks.items() for other in marks if other != mark}
+    marks |= {rest: ends for rest, ends in rests.items() if len(rest) > 1}
+
+    def read(text: str) -> str:
+        return str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)))
+
+    seen = controls.normalize if controls.readable else read
+    free = [sign for sign in ("_", "-", ".", REPLACEMENT) if read(f"a{sign}b") != read("ab")]
+    return TurnMarks(marks, seen, free[0] if free else REPLACEMENT)
+
+
+def _openings(tokenizer: Any) -> list[str]:
+    """What the chat template writes before the words of a system, a user, an assistant, and a user again."""
+
+    def filled(chat: list[dict[str, str]]) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # a template may raise whatever it likes
+            return ""
+
+    for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
+        said = ("AAqAA", "BBqBB", "CCqCC", "DDqDD")[: len(roles)]
+        chat = [{"role": role, "content": words} for role, words in zip(roles, said, strict=True)]
+        places = [(text := filled(chat)).find(words) for words in said]
+        if -1 in places or places != sorted(places):
+            continue
+        # Without a system's message the first opening may hold a text of the template's own.
+        openings = [text[: places[0]]] if roles[0] == "system" else []
+        for size, (words, place, end) in enumerate(zip(said, places, places[1:], strict=False), 1):
+            between = text[place + len(words) : end]
+            # Less what ends the message before, unless that is all there is.
+            rest = between.removeprefix(filled(chat[:size]).rpartition(words)[2])
+            openings.append(rest if rest.strip() else between)
+        return openings
+    return []
 
 
 class Placeholders:
@@ -152,11 +227,12 @@ class Placeholders:
     Args:
         tokenizer: no text becomes one of its added tokens.
         texts: all texts from outside; no stand-in is found in them.
+        turns: whether marks of the template's turns are broken up in what is hidden.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
-        self.tokenizer, self.controls = tokenizer, controls_of(tokenizer)
-        self._texts = texts
+    def __init__(self, tokenizer: Any, texts: Sequence[str], *, turns: bool = False) -> None:
+        self.tokenizer, self.controls, self._texts = tokenizer, controls_of(tokenizer), texts
+        self._turns = self.controls.turns if turns else None
         self._parts: list[tuple[str, str]] = []
         """of each stand-in the text before the cut and the one after it"""
         self.forged = False
@@ -185,7 +261,7 @@ class Placeholders:
 
     def hide(self, text: str, keep: Collection[str] = ()) -> str:
         """`text` with a stand-in for each control in it but those of `keep`, and for half a control at its ends."""
-        text = whole_characters(text)
+        text = self._turns.broken(whole_characters(text)) if self._turns else whole_characters(text)
         if not self.controls.ids or not text:
             return text
         hidden = []

@@ -73,7 +73,7 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
     template = bool(getattr(tokenizer, "chat_template", None))
     if not isinstance(observation, str) and (problem := tools_problem(seen)):
         raise EnvError(f"{problem[:1].upper()}{problem[1:]}")
-    stand_ins = Placeholders(tokenizer, [system, *(message["content"] for message in seen)])
+    stand_ins = Placeholders(tokenizer, [system, *(line["content"] for line in seen)], turns=True)
     if not template:
         seen, system = [{**line, "content": quoted(line["content"], ROLES)} for line in seen], quoted(system, ROLES)
     hidden = [_hidden(message, stand_ins, template) for message in seen]
