@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -117,7 +118,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
         folder = user_cache() / "kernels"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_ours(folder) and not any(_is_open(parent) for parent in folder.resolve().parents):
-            return ctypes.CDLL(str(_compiled(compiler, folder)))
+            return _compiled(compiler, folder)
         why = f"{folder}, or a folder above it, is not one that this user alone may write to"
     except (OSError, ConfigError) as error:
         why = str(error)
@@ -126,7 +127,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
         "another place in XDG_CACHE_HOME", why,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as private:
-        return ctypes.CDLL(str(_compiled(compiler, Path(private))))
+        return _compiled(compiler, Path(private))
 
 
 def _is_ours(path: Path) -> bool:
@@ -142,7 +143,10 @@ def _is_open(folder: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library is this user's and ends with the hash of all before it; a cut one ends the process (SIGBUS)."""
+    """Whether a library is this user's and ends with the hash of all before it; a cut one ends the process (SIGBUS).
+
+    The hash is no signature: who may write here as this user may run anything as this user.
+    """
     try:
         if path.is_symlink() or not path.is_file() or not _is_ours(path):
             return False
@@ -153,11 +157,17 @@ def _is_whole(path: Path) -> bool:
     return hashlib.sha256(data[:-size]).digest() == data[-size:]
 
 
-def _compiled(compiler: str, folder: Path) -> Path:
-    """The compiled library in a folder, made if it is not there whole. Errors as of `_loaded`."""
+def _compiled(compiler: str, folder: Path) -> ctypes.CDLL:
+    """The library in a folder, made if it is not there whole, or does not load. Errors as of `_loaded`."""
     target = folder / f"{_fingerprint(compiler)}.so"
     if _is_whole(target):
-        return target
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError as error:
+            log.warning("the C kernels are compiled again: %s", error)
+    for left in folder.glob("tmp*"):  # of a compilation that was killed
+        if not left.is_symlink() and left.is_dir() and time.time() - left.stat().st_mtime > 2 * COMPILE_S:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         out = Path(made) / "kernels.so"
         try:
@@ -176,7 +186,7 @@ def _compiled(compiler: str, folder: Path) -> Path:
         # By one rename: another process either finds nothing or all of it.
         os.replace(sealed, target)
         fsync(folder)
-    return target
+    return ctypes.CDLL(str(target))
 
 
 def _build(command: list[str], out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -82,6 +83,7 @@ def shaken(path, what):
     """A library after an accident or an attack, and whether its folder was touched too."""
     whole = path.read_bytes()
     if what in ("cut", "empty", "a byte flipped", "grown"):
+        path.unlink()  # this process has it open
         path.write_bytes(
             {
                 "cut": whole[: len(whole) // 3],
@@ -120,12 +122,50 @@ def test_a_library_that_is_not_whole_or_not_ours_is_made_again(monkeypatch, tmp_
     known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
-    path = library_module._compiled("cc", folder)
+    path = Path(library_module._compiled("cc", folder)._name)
     assert library_module._is_whole(path)
     shaken(path, what)
     assert not library_module._is_whole(path)
-    again = library_module._compiled("cc", folder)
+    again = Path(library_module._compiled("cc", folder)._name)
     assert again == path and library_module._is_whole(path) and path.read_bytes().startswith(known.read_bytes())
+
+
+@pytest.mark.parametrize("junk", [b"", b"no library", b"\x7fELF" + b"x" * 5000, b"#!/bin/sh\n", b"!<arch>\n"])
+def test_a_sealed_library_that_does_not_load_is_made_again_once(monkeypatch, tmp_path, caplog, junk):
+    made = []
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    monkeypatch.setattr(library_module, "_build", lambda command, out: made.append(shutil.copy(known, out)))
+    path = (
+        tmp_path / "cache" / "mafrt" / "kernels" / f"{library_module._fingerprint(library_module.find_compiler())}.so"
+    )
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(junk + hashlib.sha256(junk).digest())
+    path.chmod(0o700)
+    assert library_module._is_whole(path)
+    for _ in range(2):
+        assert hasattr(fresh_library(monkeypatch, tmp_path / "cache"), "attend_f32")
+    assert len(made) == 1 and len(caplog.records) == 1 and [path] == list(path.parent.iterdir())
+
+
+def test_what_a_killed_compilation_left_is_removed(monkeypatch, tmp_path):
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    folder = tmp_path / "cache"
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("tmpold", "tmpnew", "mine"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "kernels.o").touch()
+    folder.chmod(0o700)
+    (folder / "tmplink").symlink_to(tmp_path / "elsewhere")
+    (folder / "tmpfile").touch()
+    for name in ("tmpold", "mine", "tmpfile"):
+        os.utime(folder / name, (0, 0))
+    os.utime(tmp_path / "elsewhere", (0, 0))
+    made = Path(library_module._compiled("cc", folder)._name)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([made.name, "mine", "tmpfile", "tmplink", "tmpnew"])
+    assert (tmp_path / "elsewhere").is_dir()
 
 
 def own_cache():
