@@ -48,6 +48,23 @@ def read_config(name: str, path: str) -> dict[str, Any]:
     return found
 
 
+def _hub_kernels(config: dict[str, Any]) -> list[str]:
+    """Implementations that a config.json names as `owner/name`: transformers fetches their code and runs it."""
+    found: list[str] = []
+    parts: list[tuple[str, Any]] = [("", config)]
+    while parts:
+        key, value = parts.pop()
+        if isinstance(value, (dict, list)):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            # Below a dict of implementations the keys are names of parts of the model.
+            parts += [
+                (key if key.strip("_").partition("_implementation")[1] else str(own), one) for own, one in entries
+            ]
+        elif "_implementation" in key and "/" in str(value):
+            found.append(str(value))
+    return found
+
+
 def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: bool, bits: int | None) -> None:
     """Raise ModelError for a checkpoint that is no causal language model, or that cannot be trained through.
 
@@ -62,6 +79,11 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     kind, [cls] = str(config.get("model_type", "")), [*(config.get("architectures") or []), ""][:1]
     what = f"{cls} of type {kind}" if cls else f"a model of type {kind}"
     wanted = "expected a causal language model, such as Qwen/Qwen3-0.6B"
+    if not trust_remote_code and (kernels := _hub_kernels(config)):
+        raise ModelError(
+            f"the config.json of the model {name!r} asks for code from a hub ({shortened(kernels[0])}), which is "
+            "not run unasked; take the line out, or give --trust_remote_code if you know that code"
+        )
     own_code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
     if own_code and not trust_remote_code:
         if kind not in CONFIG_MAPPING_NAMES:

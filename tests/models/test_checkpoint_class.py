@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from helpers_models import tiny_base, tiny_tokenizer
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ModelError
 from mafrt.models.multi_lora import decoder_blocks
+from mafrt.models.pretrained import check_template
 from mafrt.models.shared_base import SharedBase
 
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -52,6 +54,11 @@ def folder_of(tmp_path, config):
         (LLAMA | {"architectures": "LlamaForCausalLM"}, ("architectures", "LlamaForCausalLM", "a list of names")),
         (LLAMA | {"architectures": [3]}, ("architectures", "[3]", "a list of names")),
         (LLAMA | {"auto_map": ["x"]}, ("auto_map", "['x']", "an object")),
+        (LLAMA | {"_attn_implementation": "owner/kernel"}, ("owner/kernel", "--trust_remote_code")),
+        (LLAMA | {"attn_implementation": "owner/kernel@main:f"}, ("owner/kernel@main:f", "--trust_remote_code")),
+        (LLAMA | {"attn_implementation": {"text_config": "owner/kernel"}}, ("owner/kernel", "--trust_remote_code")),
+        (LLAMA | {"text_config": {"_attn_implementation_internal": "paged|owner/kernel"}}, ("owner/kernel",)),
+        (LLAMA | {"x": [{"experts_implementation": "owner/kernel"}]}, ("owner/kernel", "--trust_remote_code")),
         (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads")),
         (LLAMA | {"num_hidden_layers": -1}, ("cannot be loaded",)),
         ([], ("config.json", "list", "a JSON object")),
@@ -266,3 +273,58 @@ def test_another_class_with_other_layers_is_refused_in_a_sentence(of, on, tmp_pa
     with pytest.raises(CheckpointError, match=r"expected (plain )?LoRA") as caught:
         bases[1].load_adapter("a", tmp_path / "a")
     assert len(str(caught.value)) < 700 and not bases[1].adapters
+
+
+def test_an_adapter_beside_a_model_is_not_taken_in_silence(tmp_path):
+    folder = Path(folder_of(tmp_path, LLAMA))
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "owner/other"}')
+    with pytest.raises(ModelError, match=r"its base too.*--load_path"):
+        SharedBase.load(str(folder), device="cpu")
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP,
+        "{% if tools %}" + LOOP + "{% endif %}",
+        "{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+        "{% macro f() %}{% for a in range(9999) %}{{ caller() }}{% endfor %}{% endmacro %}"
+        "{% call f() %}{% call f() %}{% for a in range(9999) %}{% endfor %}{% endcall %}{% endcall %}",
+        "{{ 'x' * 10 ** 11 }}",
+        "{{ '%9000000000d' % 1 }}",
+        "{{ ('x' * 10 ** 8).center(10 ** 10) }}",
+        "{% set ns = namespace(s='xx') %}{% for a in range(99999) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set ns = namespace(s=[1]) %}{% for a in range(99999) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 10 ** (10 ** 10) }}",
+    ],
+)
+def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
+    monkeypatch.setattr("mafrt.models.pretrained.TEMPLATE_CPU_S", 1)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="chat template of the model 'mine' does not end"):
+        check_template("mine", tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        None,
+        "{{ raise_exception('no') }}",
+        "{{ ''.__class__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% for a in range(999999) %}{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% if",
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_ends_is_taken(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    check_template("mine", tokenizer)
