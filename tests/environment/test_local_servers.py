@@ -408,6 +408,76 @@ def test_bytes_that_are_no_request_are_refused(served, body, path):
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
 
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"enum": ["x"]}}}}
+RICH = {
+    "chat/completions": {
+        "model": "a",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "7"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "auto", "n": 1, "temperature": 1,
+        "max_tokens": 9, "stop": ["x"], "stream_options": {"include_usage": True}, "metadata": {"a": "b"},
+    },
+    "responses": {
+        "model": "a", "instructions": "i", "max_output_tokens": 9, "metadata": {"a": "b"},
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "y"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "7"},
+            {"type": "reasoning", "id": "r", "summary": []},
+        ],
+        "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto", "text": {"format": {"type": "text"}},
+    },
+    "messages": {
+        "model": "a", "max_tokens": 9, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
+                {"type": "text", "text": "7"}]}]},
+        ],
+        "tools": [{"name": "f", "description": "d", "input_schema": FUNCTION["parameters"]}],
+        "tool_choice": {"type": "auto"}, "metadata": {"user_id": "u"}, "thinking": {"type": "disabled"},
+    },
+}  # fmt: skip
+DEEP = json.loads("[" * 90 + "]" * 90)
+WILD = [None, True, -1, 1.5, LONG, 1e308, "", "\ud800", "\x00", "a" * 70_000, [], {}, [None], [[]], DEEP, {"": None},
+        {"type": "object"}, {"$ref": "#"}, [{"type": "text"}], {"\ud800": 1}, {"role": "user"}]  # fmt: skip
+
+
+def places_in(value, path=()):
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places_in(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("path", RICH)
+def test_wild_values_anywhere_are_an_answer_or_a_400(served, path):
+    import copy
+    import random
+
+    _, server, url = served
+    choose = random.Random(0)
+    with httpx.Client(headers={"content-type": "application/json", **VERSION}) as client:
+        assert client.post(f"{url}/{path}", json=RICH[path]).status_code == 200
+        for place in places_in(RICH[path]):
+            for value in choose.sample(WILD, 3):
+                body: dict = {"": copy.deepcopy(RICH[path])}
+                within = body
+                for key in ("", *place)[:-1]:
+                    within = within[key]
+                within[("", *place)[-1]] = value
+                begin = time.monotonic()
+                reply = client.post(f"{url}/{path}", content=json.dumps(body[""]))
+                assert reply.status_code in (200, 400), (place, value, reply.text)
+                assert time.monotonic() - begin < 3, (place, value)
+    soon(lambda: server.in_flight == 0)
+
+
 def test_lone_surrogates_and_wild_answers_do_no_harm(served):
     models, _, url = served
     models.text = '<tool_call>{"name": "f\\ud800", "arguments": {"a": "\\ud800", "b": 1e999}}</tool_call>\ud800'
@@ -487,3 +557,13 @@ def test_many_at_once_are_bounded(served):
             future.set_result(ChatReply("x"))
         assert sorted(each.result().status_code for each in asked) == [200] * 8 + [429]
     soon(lambda: server.in_flight == 0)
+
+
+def test_a_name_that_no_model_could_write_is_refused(served):
+    _, _, url = served
+    for path, body in RICH.items():
+        body = json.loads(json.dumps(body))
+        tool = body["tools"][0].get("function", body["tools"][0])
+        tool["name"] = "f" * 300
+        reply = httpx.post(f"{url}/{path}", json={**body, "tool_choice": None}, headers=VERSION)
+        assert reply.status_code == 400 and "256" in reply.json()["error"]["message"], path

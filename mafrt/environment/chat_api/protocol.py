@@ -21,6 +21,7 @@ from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
 
 MOST_STOPS = 16
 MOST_ANSWERS = 32
+LONGEST_NAME = 256
 """that one call may ask for"""
 
 
@@ -298,8 +299,12 @@ def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
                 "client runs itself are supported",
             )
         name = function.get("name")
-        if not isinstance(name, str) or not name:
-            raise ApiError(400, f"tools[{number}] must have a 'name' that is a text, found {brief(name)}")
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise ApiError(
+                400,
+                f"tools[{number}] must have a 'name' that is a text of at most {LONGEST_NAME} characters, "
+                f"found {brief(name)}",
+            )
         shown = ("name", "description", "parameters")
         functions.append(function if nested else {key: function[key] for key in shown if function.get(key)})
     return functions
