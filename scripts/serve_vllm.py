@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from urllib.error import HTTPError, URLError
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
+from mafrt.core.http_request import StatusError
 from mafrt.core.shipped import base_folder, require_base
 from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_bases
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
@@ -213,9 +213,9 @@ class Server:
     def answers(self) -> bool:
         try:
             served_bases(self.url)
-        except HTTPError as error:
+        except StatusError as error:
             raise ConfigError(f"{self.url} is another server's ({error}); choose another --port.") from None
-        except (URLError, OSError, ValueError):
+        except (OSError, ValueError):
             return False
         return True
 

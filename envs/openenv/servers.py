@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.http_request import StatusError, http_request
 from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_deep, error_line, shortened
 from mafrt.environment.replayed import LostError
@@ -105,17 +105,13 @@ class Servers:
         return found
 
     def _get(self, server: Server, path: str) -> Any:
-        request = urllib.request.Request(server.address + path, headers=self.headers)
+        url = server.address + path
         try:
-            # The scheme was checked: file: and the like never come here.
-            with urllib.request.urlopen(request, timeout=CONNECT_S) as reply:
-                body = reply.read(LARGEST + 1)
-        except urllib.error.HTTPError as error:
-            raise EnvError(f"{server.address}{path} answers {error.code}; is it a server of OpenEnv?") from None
-        try:
-            return parse_json(body[:LARGEST])
+            return parse_json(http_request(url, headers=self.headers, within_s=CONNECT_S, most=LARGEST))
+        except StatusError as error:
+            raise EnvError(f"{url} answers {error.status}; is it a server of OpenEnv?") from None
         except (DataError, ConfigError, ValueError) as error:
-            raise EnvError(f"{server.address}{path} is no JSON ({error_line(error)})") from None
+            raise EnvError(f"{url} is no JSON ({error_line(error)})") from None
 
     def open(self) -> Session:
         """A session on the least busy server that answers.
@@ -185,7 +181,7 @@ class Session:
             LostError: the server did not answer in time, or what it said is no reply.
         """
         try:
-            self._socket.send(json.dumps({"type": kind, "data": data}))
+            self._send(json.dumps({"type": kind, "data": data}))
             said = self._socket.recv(timeout=self._servers.timeout_s)
         except Exception as error:
             raise self._servers.lost(self.server, f"was lost ({type(error).__name__}: {error_line(error)})") from None
@@ -207,6 +203,21 @@ class Session:
             raise self._wrong("done, which is neither true nor false")
         cleaned: dict[str, Any] = clean_deep(body)
         return cleaned
+
+    def _send(self, text: str) -> None:
+        """Ends the connection where a server does not read in time, as sending would wait for ever."""
+
+        def end() -> None:
+            with contextlib.suppress(OSError):
+                self._socket.socket.shutdown(socket.SHUT_RDWR)
+
+        late = threading.Timer(self._servers.timeout_s, end)
+        late.daemon = True
+        late.start()
+        try:
+            self._socket.send(text)
+        finally:
+            late.cancel()
 
     def _refuse(self, body: dict[str, Any]) -> None:
         """Raise what an error message means."""
@@ -234,7 +245,7 @@ class Session:
             from websockets.exceptions import WebSocketException
 
             with contextlib.suppress(OSError, WebSocketException):  # it may be gone, which is what is wanted
-                self._socket.send('{"type": "close"}')
+                self._send('{"type": "close"}')
                 self._socket.close()
 
 

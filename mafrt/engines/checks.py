@@ -11,14 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from mafrt.config.agent import ALL_LINEAR
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.http_request import StatusError, http_request
 from mafrt.core.reading import read_list
 from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
@@ -143,12 +142,12 @@ def reach_servers(config: EngineConfig, model: str) -> None:
     for url in urls:
         try:
             models = served_bases(url.rstrip("/"))
-        except HTTPError as error:
-            if error.code in (401, 403):
-                raise ConfigError(f"{url} refuses the token ({error.code}); set {TOKEN} to its --api-key.") from None
+        except StatusError as error:
+            if error.status in (401, 403):
+                raise ConfigError(f"{url} refuses the token ({error.status}); set {TOKEN} to its --api-key.") from None
             silent.append(f"{url}: {error}")
-        except (URLError, OSError, ValueError) as error:
-            silent.append(f"{url}: {getattr(error, 'reason', error)}")
+        except (OSError, ValueError) as error:
+            silent.append(f"{url}: {error}")
         else:
             for served in models:
                 _refuse_other_base(url, served, model)
@@ -159,11 +158,10 @@ def reach_servers(config: EngineConfig, model: str) -> None:
 
 
 def served_bases(url: str) -> list[str]:
-    """Where a server says its bases come from. Raises URLError, OSError or ValueError where it does not say."""
+    """Where a server says its bases come from. Raises OSError (StatusError) or ValueError where it does not say."""
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with build_opener(ProxyHandler({})).open(Request(url + "/v1/models", headers=headers), timeout=5) as answer:
-        content = json.loads(answer.read())
+    content = json.loads(http_request(url + "/v1/models", headers=headers, within_s=10, most=2**20))
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise ValueError("it is no OpenAI-compatible server")
     return [str(card.get("root", "")) for card in content["data"] if not card.get("parent")]

@@ -9,18 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import http.client
 import json
 import secrets
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import ConfigError, SandboxError
+from mafrt.core.http_request import StatusError, http_request
 from mafrt.core.text import readable, readable_name
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
@@ -57,8 +55,6 @@ class FusionSandbox:
         self.url = url.rstrip("/")
         self.counts = SandboxCounts()
         self._slots = Slots(workers)
-        # Proxy variables are ignored: model-written code must reach this server and no other host.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._launcher = Path(launcher.__file__).read_text(encoding="utf-8")
         # Tried at once, so that a wrong address costs seconds and not the first batch.
         done = self.execute("print(6 * 7)", timeout_s=30.0)
@@ -136,28 +132,23 @@ class FusionSandbox:
 
     def _post(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The server's answer, which is about the code; SandboxError where it is about the server."""
-        posted = urllib.request.Request(
-            f"{self.url}/run_code", json.dumps(request).encode(), {"Content-Type": "application/json"}
-        )
-        where = f"the SandboxFusion server at {self.url}"
+        where, within_s, most = f"the SandboxFusion server at {self.url}", timeout_s + START_S, ANSWER_MIB * limits.MIB
+        headers, content = {"Content-Type": "application/json"}, json.dumps(request).encode()
         try:
-            with self._opener.open(posted, timeout=timeout_s + START_S) as reply:
-                data = reply.read(ANSWER_MIB * limits.MIB + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise SandboxError(f"{where} answered {error.code} ({error.reason})") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise SandboxError(f"{where} cannot be reached: {getattr(error, 'reason', error)}") from error
-        if len(data) > ANSWER_MIB * limits.MIB:
-            raise SandboxError(f"{where} sent more than {ANSWER_MIB} MiB")
+            # No proxy, no redirection: model-written code must reach this server and no other host.
+            data = http_request(f"{self.url}/run_code", content, headers=headers, within_s=within_s, most=most)
+        except StatusError as error:
+            raise SandboxError(f"{where} failed: {error}") from error
+        except OSError as error:
+            raise SandboxError(f"{where} cannot be reached: {error}") from error
         try:
             answer: dict[str, Any] = json.loads(data)
-            status = answer["status"]
+            ended = answer["status"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise SandboxError(f"{where} sent something other than an answer to run_code: {data[:100]!r}") from error
         # Failed is about the program, and everything else about the server; only the first may count against the model.
-        if status not in ("Success", "Failed"):
-            raise SandboxError(f"{where} failed: {status}: {str(answer.get('message'))[:300]}")
+        if ended not in ("Success", "Failed"):
+            raise SandboxError(f"{where} failed: {ended}: {str(answer.get('message'))[:300]}")
         return answer
 
     def _read(

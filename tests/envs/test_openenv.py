@@ -397,3 +397,22 @@ def test_a_team_trains_on_two_servers_of_which_one_is_killed(served, tmp_path, m
     assert done == 0, capsys.readouterr()
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum("score" in line for line in lines) >= 6
+
+
+def test_a_server_that_does_not_read_is_lost(monkeypatch):
+    from websockets.sync.server import serve
+
+    from mafrt.environment.replayed import LostError
+    from mafrt.envs.openenv.servers import Servers
+
+    gone = threading.Event()
+    server = serve(lambda connection: (connection.socket.settimeout(None), gone.wait(60)), "127.0.0.1", 0, max_queue=1)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    session = Servers([f"http://127.0.0.1:{server.socket.getsockname()[1]}"], None, 1.0).open()
+    begin = time.monotonic()
+    with pytest.raises(LostError, match="was lost"):
+        session.ask("step", {"message": "x" * (12 << 20)})
+    session.close()
+    assert time.monotonic() - begin < 20
+    gone.set()
+    server.shutdown()
