@@ -32,7 +32,7 @@ MOST_OBJECTS = 1000
 
 _OBJECT = re.compile(r'\{\s*"')
 _OWN_LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)\n[ \t]*```", re.DOTALL)
 _SCORE_LINE = re.compile(r"PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?")
 _SCORED_LAST = re.compile(
     r"(?P<analysis>.*?)^[ \t*]*PROCESS_SCORE:[ \t*]*(?P<score>[0-9]{1,2}(?:\.[0-9]{1,6})?)(?:[ \t]*/[ \t]*10)?"

@@ -106,6 +106,8 @@ _INNER = re.compile(
     r"|<｜tool[▁_]call[▁_](?:begin|end)｜>|<\|(?:plugin|interpreter|call|eom_id)\|>|function<｜tool[▁_]sep｜>(?=\s*<))"
 )
 """Text between the calls of a pair of tags."""
+_MOST_BETWEEN = 20
+"""Pieces of it from one call to the next; where marks alone follow each other, each would be read with all others."""
 _HARMONY_CALL = re.compile(
     r"(?:<\|start\|>assistant)?\s*(?:to=(?P<before>[\w.\-]+))?\s*<\|channel\|>\s*(?:analysis|commentary)\s*"
     r"(?:to=(?P<after>[\w.\-]+))?\s*(?:<\|constrain\|>)?\s*(?P<kind>\w*)\s*<\|message\|>"
@@ -146,14 +148,14 @@ def _within(text: str, mark: Any, closing: str) -> Found | None:
     """The calls between a pair of tags; None if these are only mentioned."""
     close = re.compile(closing) if closing else None
     calls: list[Call] = []
-    place = mark.end()
+    place, between = mark.end(), 0
     while True:
         if close is not None and (ended := close.match(text, place)):
             if not calls:
                 return Found((BadCall(f"{BAD}the tool call is empty; {FORM}."),), ended.end())
             return Found(tuple(calls), ended.end())
-        if inner := _INNER.match(text, place):
-            place = inner.end()
+        if between < _MOST_BETWEEN and (inner := _INNER.match(text, place)):
+            place, between = inner.end(), between + 1
             continue
         try:
             read = next((found for reader in READERS if (found := reader(text, place, close)) is not None), None)
@@ -162,7 +164,7 @@ def _within(text: str, mark: Any, closing: str) -> Found | None:
         if read is None:
             break
         calls += read[0]
-        place = read[1]
+        place, between = read[1], 0
     if calls:
         rest = close.search(text, place) if close is not None else None
         if rest is not None and text[place : rest.start()].strip():

@@ -93,7 +93,8 @@ def balanced(text: str, place: int) -> int | None:
     while mark := _BRACKET.search(text, place):
         place = mark.end()
         if quote := mark["quote"]:
-            ended = re.compile(rf"(?:\\.|(?!{quote}).)*{quote}", re.DOTALL).match(text, place)
+            # Possessive, and no character in two ways: a thousand backslashes would be tried in all.
+            ended = re.compile(rf"(?:\\.|(?!{quote})[^\\])*+{quote}", re.DOTALL).match(text, place)
             if ended is None:
                 return None
             place = ended.end()

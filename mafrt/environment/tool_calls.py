@@ -74,6 +74,8 @@ _BARE_ANALYSIS = re.compile(
     re.DOTALL,
 )
 """Thoughts of gpt-oss and Kimi K3 at the beginning of a text whose special tokens were dropped."""
+_LINE = 500
+"""Characters of a line before a mark that are looked at."""
 _MOST_TRIES = 1000
 """Marks of a text behind which a call is looked for in vain; more are no accident."""
 
@@ -205,11 +207,12 @@ def _is_quoted(text: str, start: int, end: int) -> bool:
 
 def _is_mentioned(text: str, done: int, start: int, end: int) -> bool:
     """Whether a `<think>` amid a line is only a word: nothing ends it, or the end is of the next one."""
-    before = text[max(done, text.rfind("\n", 0, start) + 1) : start]
+    earliest = max(done, start - _LINE)
+    before = text[max(earliest, text.rfind("\n", earliest, start) + 1) : start]
     if not re.search(r"\w", before) or before[-1:].isalnum() or text[end : end + 1] not in _AFTER_WORD:
         return False
-    closed, again = text.find(THOUGHT, end), text.find(THINK, end)
-    return closed < 0 or 0 <= again < closed
+    again = text.find(THINK, end)
+    return text.find(THOUGHT, end, again if again >= 0 else len(text)) < 0
 
 
 def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:

@@ -463,3 +463,25 @@ def test_no_text_takes_long(piece):
     find_calls(piece * 5000, tools=TOOLS)
     visible(piece * 5000)
     assert time.process_time() - started < 5  # quadratic work would take minutes
+
+
+@pytest.mark.parametrize("text", [
+    "x " + "<tool_call>" * 18_000, "x " + "<|tool_call_begin|>" * 10_000, "x <think> " * 20_000,
+    '<tool_call>{"name": "calculator", "arguments": {"a": "' + "\\" * 20_001,
+])  # fmt: skip
+def test_repeated_openers_are_read_in_linear_time(text):
+    """Each of them took from two seconds to hours."""
+    started = time.process_time()
+    find_calls(text, tools=TOOLS)
+    visible(text)
+    assert time.process_time() - started < 1.5
+
+
+def test_a_call_behind_several_marks_or_escapes_is_read():
+    call = '{"name": "calculator", "arguments": {"expression": "3 + 4"}}'
+    for text in ("x <tool_call>\n<tool_call>\n\n" + call + "</tool_call>", f"<tool_call>{call}\n,\n{call}</tool_call>"):
+        assert {found.name for found in find_calls(text)} == {"calculator"}
+    [escaped] = find_calls(
+        r"""<tool_call>{'name': 'calculator', 'arguments': {'expression': 'it\'s \\'}}</tool_call>"""
+    )
+    assert escaped == ToolCall("calculator", {"expression": "it's \\"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import math
 import sqlite3
 
@@ -200,6 +201,14 @@ def test_verdicts_are_read(text, score, reason):
 def test_what_is_no_verdict_beyond_doubt_is_none(text):
     with pytest.raises(UnreadableError):
         read_reply(text)
+
+
+@pytest.mark.parametrize("reply", ["```" + "\n" * 50_000 + "x", "```\n" * 20_000, "```\n" + "\n ```" * 20_000 + "x"])
+def test_a_reply_of_blank_lines_or_fences_is_refused_at_once(reply):
+    started = time.process_time()
+    with pytest.raises(UnreadableError):
+        read_reply(reply)
+    assert time.process_time() - started < 1.5  # the first took days
 
 
 def test_a_reply_that_was_cut_is_not_read_even_if_it_looks_whole():
