@@ -32,7 +32,7 @@ SCORE_S, TASKS_S = 120.0, 900.0
 MOST_CHARS = 10_000
 """of an answer; a longer one is scored 0"""
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _WORKER = AskedProcess("mafrt.envs.reasoning_gym._worker", "reasoning-gym")
 atexit.register(_WORKER.close)
 

@@ -19,7 +19,8 @@ VERIFY, SEARCH, ANSWER, DONE = range(4)
 """Values of `TaskState.position`: the agent that speaks next, in team order."""
 LONGEST_QUERY = 300
 _VERIFIED = re.compile(r"<verify>\s*(yes|no)\s*</verify>", re.IGNORECASE)
-_QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL | re.IGNORECASE)
+# Not over another opening tag: a text of them alone would be read again from each.
+_QUERY = re.compile(r"<search>((?:(?!<search>).)*?)</search>", re.DOTALL | re.IGNORECASE)
 
 
 def sufficient(text: str) -> bool | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import math
 import sqlite3
+import time
 
 import pytest
 from helpers_coach import FakeClock

@@ -118,6 +118,7 @@ def test_answers_that_try_to_act_or_take_for_ever_are_wrong_and_harm_nobody(tmp_
         ("", None),
         ("<answer>3", "<answer>3"),
         ("<answer></answer>", ""),
+        ("in <answer> tags: <answer>5</answer>", "5"),
     ],
 )
 def test_where_the_answer_of_a_text_stands(text, answer):

@@ -145,6 +145,10 @@ def test_the_verifier_routes_and_the_last_turn_is_an_answer():
     assert seen[1].info["evidence"]["search"].rules.score == 4.0
     assert sufficient("<verify>YES</verify>") and sufficient("nothing") is None
     assert query_of("<think>a</think> b\n c") == "b c"
+    assert query_of("as <search> says: <search>b</search>") == "b"
+    started = time.process_time()
+    query_of("<search>" * 25_000)  # quadratic work would take a minute
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("workflow", ["single", "chain", "vote", "debate", "summary"])
