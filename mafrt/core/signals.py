@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +21,13 @@ class StopRequest:
 
     The first SIGTERM or SIGINT only sets the flag; the runner polls it between iterations and between generation
     batches. A second Ctrl-C raises KeyboardInterrupt at once; a further SIGTERM changes nothing, since schedulers send
-    several before they kill. Earlier handlers are restored on exit. Outside
-    the main thread Python allows no handlers: the flag then stays down unless `request` is called.
+    several before they kill. Earlier handlers are restored on exit, but for SIGTERM where a signal has asked for the
+    stop of a process that `ends` with it. Outside the main thread Python allows no handlers: the flag then stays down
+    unless `request` is called.
     """
+
+    ends: ClassVar[bool] = False
+    """Whether the process is a command, which prints what was saved and ends."""
 
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Any] = {}
@@ -48,6 +52,8 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
+            if number == signal.SIGTERM and self._signalled and self.ends:
+                previous = signal.SIG_IGN
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
         self._previous.clear()

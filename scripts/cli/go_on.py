@@ -22,7 +22,7 @@ def interrupted(command: Command, run_dir: Path) -> str | None:
     if not steps:
         return None
     return (
-        f"Stopped by Ctrl-C within an iteration; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
+        f"Stopped by Ctrl-C; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
         f"Go on with: {go_on(command, run_dir)}"
     )
 

@@ -197,15 +197,16 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     counts = ", ".join(f"{name} {len(own_records)}" for name, own_records in runner.records.items())
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
     try:
-        summary = runner.run(terminal.iteration)
+        try:
+            summary = runner.run(terminal.iteration)
+        finally:
+            terminal.close()
+        return _close(command, summary, source.team, run_dir)
     except KeyboardInterrupt:
         if told := interrupted(command, run_dir):
             print(told, file=sys.stderr)
             return INTERRUPTED
         raise
-    finally:
-        terminal.close()
-    return _close(command, summary, source.team, run_dir)
 
 
 def read(settings: Settings, task: OfflineTask) -> OfflineData:

@@ -12,6 +12,7 @@ from typing import NoReturn, TextIO
 from mafrt.config import permission
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import MafrtError, ProcessLostError
+from mafrt.core.signals import StopRequest
 from mafrt.core.text import one_line
 from mafrt.core.threads import wait_passively
 
@@ -24,6 +25,7 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
 
     One of several processes ends here and does not return: see `_leave`.
     """
+    StopRequest.ends = StopRequest.ends or argv is None  # else a program has called it, and goes on
     code = _run(main, argv)
     if joined():
         _leave(code)

@@ -131,20 +131,21 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     many = f" with {processes.size} processes" if processes.size > 1 else ""
     say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
     try:
-        with reporting(terminal.stage if processes.main else None):
-            summary = runner.run(after_iteration if processes.main else None)
+        try:
+            with reporting(terminal.stage if processes.main else None):
+                summary = runner.run(after_iteration if processes.main else None)
+        finally:
+            terminal.close()
+            runner.close()
+            if coach is not None:
+                coach.close()
+        processes.close()
+        return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
     except KeyboardInterrupt:
         if processes.main and (told := interrupted(command, run_dir)):
             say(told, file=sys.stderr)
             return INTERRUPTED
         raise
-    finally:
-        terminal.close()
-        runner.close()
-        if coach is not None:
-            coach.close()
-    processes.close()
-    return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
 
 
 def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, LoadSource | None]:

@@ -780,6 +780,51 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     assert len(metrics.read_text().splitlines()) == done + 1
 
 
+SLOW_TO_CLOSE = """
+import time
+from pathlib import Path
+
+from mafrt.engines.local.engine import LocalEngine
+
+
+class Held(LocalEngine):
+    def __init__(self, base, config, window):
+        super().__init__(base, max_batch_rows=config.play.max_batch_rows)
+
+    def close(self):
+        Path("closing").touch()
+        while not Path("close").exists():
+            time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_behind_the_last_save_tells_of_it(tmp_path, second):
+    (tmp_path / "held.py").write_text(SLOW_TO_CLOSE, encoding="utf-8")
+    argv = ["-m", "mafrt.scripts.main", "train_math", "--engine", "held:Held", *SHORT[2:], "--iterations", "100000"]
+    process = start_python(*argv, "--run_dir", "run", cwd=tmp_path)
+
+    def appears(path):
+        deadline = time.monotonic() + 120
+        while not path.exists() and time.monotonic() < deadline:
+            assert process.poll() is None, process.stderr
+            time.sleep(0.05)
+
+    appears(tmp_path / "run" / "metrics.jsonl")
+    process.send_signal(signal.SIGTERM)
+    appears(tmp_path / "closing")
+    process.send_signal(second)
+    time.sleep(0.2)
+    (tmp_path / "close").touch()
+    code = process.wait(120)
+    if second == signal.SIGTERM:
+        assert code == 0 and "Stopped by SIGTERM after iteration" in process.stdout, process.stderr
+    else:
+        assert code == 130 and "holds the checkpoint of iteration" in process.stderr
+    assert "Go on with: " in process.stdout + process.stderr and "before anything" not in process.stderr
+
+
 @pytest.mark.parametrize(
     "command, config, fits",
     [
