@@ -45,6 +45,7 @@ from mafrt.scripts.cli.loading import (
     env_arguments,
     load_base,
     load_team,
+    refuse_idle_limits,
     resolve_played,
     stored_args,
     team_for,
@@ -102,6 +103,7 @@ def evaluate(argv: Sequence[str]) -> int:
     output = _output_file(asked)
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
+    refuse_idle_limits(settings, env)
     casts = role_swaps(team) if asked.swap else {}
     against = baselines.plan(settings, loaded, env, team)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin

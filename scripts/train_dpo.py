@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.core.errors import ConfigError
 from mafrt.scripts import train
-from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.command import Command, Settings, underscored
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 from mafrt.scripts.cli.run_main import run_main
 
@@ -51,6 +51,8 @@ COMMAND = Command(
 def prepare(settings: Settings) -> OfflineTask:
     """Records, rule and team of a DPO run."""
     own = settings.make(DpoSettings)
+    if own.online:
+        raise ConfigError("online chooses the flags of the command, so a file comes too late; type --online.")
 
     def rule() -> RecordRule:
         from mafrt.runners.offline.dpo import Dpo
@@ -69,12 +71,20 @@ def prepare(settings: Settings) -> OfflineTask:
     return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 
 
+def run(argv: Sequence[str]) -> int:
+    """Learn from records, or with `--online` from the team's own play."""
+    if "--online" not in argv:
+        return study(COMMAND, argv, prepare)
+    words = [word for word in argv if word != "--online"]
+    idle = COMMAND.settings().keys() - train.COMMAND.settings("spin").keys() - {"online", "batch_size"}
+    for name in (underscored(word).removeprefix("--").partition("=")[0] for word in words if word.startswith("--")):
+        if name in idle:
+            raise ConfigError(f"--{name} is for records, and --online learns from play; leave one of them out.")
+    return train.run([*words, "--algorithm", "spin"])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--online" in words:
-        words.remove("--online")
-        return train.main([*words, "--algorithm", "spin"])
-    return run_main(lambda words: study(COMMAND, words, prepare), argv)
+    return run_main(run, argv)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,18 @@ def guarded(env: Env, timeout_s: float | None) -> Session:
     """
     if isinstance(env, WorkerSession):
         return env
-    bare = env.unwrapped
-    if timeout_s is None or (bare.bounded and ("bounded" in vars(type(bare)) or "bounded" in vars(bare))):
+    if timeout_s is None or is_bounded(env):
         return session_of(env)
     if sys.platform != "linux":
         log.warning("env_timeout_s needs Linux; %s is played in this process, without a deadline", env.class_name)
         return session_of(env)
-    return WorkerSession(_Pool(bare, timeout_s))
+    return WorkerSession(_Pool(env.unwrapped, timeout_s))
+
+
+def is_bounded(env: Env) -> bool:
+    """Whether the class of `env` itself says that its calls need no deadline."""
+    bare = env.unwrapped
+    return bare.bounded and ("bounded" in vars(type(bare)) or "bounded" in vars(bare))
 
 
 def check_guarded(env: Env, timeout_s: float | None, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:

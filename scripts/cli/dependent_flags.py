@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mafrt.config.algorithm import algorithm_class
+from mafrt.core.distributed import started
 from mafrt.core.errors import ConfigError
 
 
@@ -100,11 +102,42 @@ DEPENDENCES = (
         lambda v: v["episode"] is None,
         "a list of episodes (so without --episode)",
     ),
+    DependentFlags(("agents", "gpus"), lambda v: v["memory"], "--memory MODEL"),
     DependentFlags(
-        ("agents", "gpus", "lora_rank", "reference", "micro_batch_tokens", "rows", "context"),
-        lambda v: v["memory"],
-        "--memory MODEL",
+        ("lora_rank", "reference", "micro_batch_tokens", "rows", "context"),
+        lambda v: v["memory"] or v["team"],
+        "--memory MODEL or a team file",
     ),
+    # One question a call: the first of these that is asked is answered.
+    DependentFlags(("environments",), lambda v: not v["algorithms"], "a call of its own, without --algorithms"),
+    DependentFlags(
+        ("team", "memory"),
+        lambda v: not v["algorithms"] and not v["environments"],
+        "a call of its own, without --algorithms and --environments",
+    ),
+    DependentFlags(("memory",), lambda v: not v["team"], "a call of its own, without a team file"),
+    DependentFlags(("model_name_or_path",), lambda v: v["team"], "a team file"),
+    DependentFlags(
+        ("importance_cap",),
+        lambda v: v["engine"] != "local" or v["async_steps"],
+        "another engine (--engine) or older samples (--async_steps 1), whose probabilities differ",
+    ),
+    DependentFlags(
+        ("process_timeout_s",),
+        lambda v: v["ray"] or started()[1] > 1,
+        "several processes (accelerate launch, torchrun or --ray)",
+    ),
+    DependentFlags(("env_python",), lambda v: v["env"] or v.get("load_path"), "--env"),
+    DependentFlags(("accept_changes",), lambda v: v["load_path"], "--load_path RUN"),
+    DependentFlags(("set_aside",), lambda v: v["run_dir"], "--run_dir FOLDER"),
+    DependentFlags(("retriever_timeout_s",), lambda v: v["retriever"] or v["load_path"], "--retriever URL"),
+    DependentFlags(("process_weight", "outcome_veto"), lambda v: v["coach"] != "none", "--coach"),
+    DependentFlags(
+        ("overlong_penalty",),
+        lambda v: v["overlong_buffer"] or getattr(algorithm_class(v["algorithm"]), "overlong_buffer", 0),
+        "--overlong_buffer SHARE",
+    ),
+    DependentFlags(("transcript_max_mib",), lambda v: v["transcript_share"] > 0, "--transcript_share SHARE"),
     DependentFlags(
         ("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"
     ),

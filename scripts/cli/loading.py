@@ -24,7 +24,8 @@ from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, req
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
-from mafrt.environment.workers import guarded
+from mafrt.environment.workers import guarded, is_bounded
+from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.models import load_bases
 from mafrt.models.precision import NO_FLOAT16, choose_dtype
 from mafrt.scripts.cli.command import Settings
@@ -152,6 +153,17 @@ def with_places(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[st
             )
         kwargs = {"env_python": settings["env_python"], **kwargs}
     return kwargs
+
+
+def refuse_idle_limits(settings: Settings, env: Env) -> None:
+    """ConfigError for a deadline or a sandbox that is typed and that `env`, being shipped and harmless, never uses."""
+    if "env_timeout_s" in settings.flags and settings["env_timeout_s"] is not None and is_bounded(env):
+        raise ConfigError(
+            f"{env.class_name} needs no deadline, so that --env_timeout_s has no effect; it is for environments, "
+            "reward functions and workflows of your own. Leave it out."
+        )
+    if "sandbox" in settings.flags and isinstance(env.unwrapped, TaskEnv) and not env.blocking:
+        raise ConfigError("The workflow runs no programs, so it has no use for a sandbox; leave --sandbox out.")
 
 
 def resolve(settings: Settings) -> LoadSource | None:

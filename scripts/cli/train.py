@@ -29,7 +29,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
-from mafrt.scripts.cli.loading import check_format, check_models, load_base, resolve, stored_args
+from mafrt.scripts.cli.loading import check_format, check_models, load_base, refuse_idle_limits, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
 from mafrt.scripts.cli.recorded_run import command_of
@@ -171,6 +171,7 @@ def _check(
     config = train_config(settings)
     prepared = prepare(settings)
     env, team = prepared.env, prepared.team
+    refuse_idle_limits(settings, env)
     if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
         raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
     config = with_epochs(config, env)

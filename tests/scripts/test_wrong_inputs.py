@@ -231,6 +231,30 @@ train_search --retriever notaurl                                | give a URL
 train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
 train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
 train_search --retriever_timeout_s 0                            | above 0
+train_dpo --online --records_path x.jsonl --env sudoku           | --online learns from play
+train_dpo --online --return-of=agent --env sudoku               | --online learns from play
+train_dpo --config online.yaml --records_path same.jsonl        | type --online
+info --environments --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
+info --algorithms --environments                                | has no effect without a call of its own
+info team_typo.json --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
+info team_typo.json --algorithms                                | has no effect without a call of its own
+info --model_name_or_path teaching-base                         | has no effect without a team file
+train_math --importance_cap 3                                   | has no effect without another engine
+train_math --process_timeout_s 40                               | has no effect without several processes
+train_math --env_timeout_s 40                                   | needs no deadline
+train --env sudoku --env_timeout_s 40                           | needs no deadline
+evaluate --env sudoku --env_timeout_s 40                        | needs no deadline
+train_math --workflow single --sandbox bwrap                    | leave --sandbox out
+evaluate --workflow single --sandbox bwrap                      | leave --sandbox out
+train_search --retriever_timeout_s 4                            | has no effect without --retriever
+train_math --process_weight .5                                  | has no effect without --coach
+train_math --outcome_veto                                       | has no effect without --coach
+train_math --overlong_penalty .5                                | has no effect without --overlong_buffer
+train_math --transcript_share 0 --transcript_max_mib 3          | has no effect without --transcript_share
+train_math --accept_changes                                     | has no effect without --load_path
+evaluate --accept_changes                                       | has no effect without --load_path
+train_math --set_aside                                          | has no effect without --run_dir
+evaluate --env_python python3                                   | has no effect without --env
 train_search --corpus_path nofields.jsonl                       | no passage found
 train_search --topk 0                                           | 1..100
 train_sft                                                       | --records_path
@@ -392,6 +416,7 @@ FILES = {
     "prog.py": "def main(task, base_url):\n    return 1.0\n",
     "a.yaml": "seed: 1\n",
     "b.yaml": "seed: 2\n",
+    "online.yaml": "online: true\n",
     "list.yaml": "- lr: 1\n",
     "sections.yaml": "train:\n  lr: 1\n",
     "cut.yaml": "lr: [1\n",
