@@ -90,6 +90,6 @@ class Ccpo(GroupRelative):
             for (own, *_), reward, advantage in zip(members, rewards, advantages, strict=True):
                 for row in own:
                     tokens = len(row.turn.action_ids)
-                    row.fill([advantage] * tokens, [reward] * tokens)
+                    row.fill([advantage] * tokens, [reward] * tokens, mean(rewards))
         paid = {f"contribution/{agent}": mean(numbers) for agent, numbers in sorted(agents.items())}
         return group_stats.metrics() | paid

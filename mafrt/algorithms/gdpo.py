@@ -53,7 +53,7 @@ class Gdpo(GroupRelative):
         for row in rows:
             groups.setdefault((row.group, row.turn.agent, row.own_turn if to_go else None), []).append(row)
         group_stats = GroupStats()
-        summed: dict[tuple[int, int], float] = {}
+        terms: dict[tuple[int, int], dict[str, float]] = {}
         spread = False
         for own in groups.values():
             group_stats.add([row.bare + row.later for row in own], (row.turn.agent for row in own))
@@ -62,11 +62,13 @@ class Gdpo(GroupRelative):
             spread = spread or any(any(part) for part in parts)
             parts.append(_penalties(own, self.eps))
             for place, row in enumerate(own):
-                summed[row.key] = total(part[place] for part in parts)
-        advantages = _over_the_batch([summed[row.key] for row in rows], self.eps, spread=spread)
+                named = zip(("outcome", "coach", "reward", "penalties"), parts, strict=True)
+                terms[row.key] = {name: part[place] for name, part in named}
+        summed = [total(terms[row.key].values()) for row in rows]
+        advantages = _over_the_batch(summed, self.eps, spread=spread)
         for row, advantage in zip(rows, advantages, strict=True):
             tokens = len(row.turn.action_ids)
-            row.fill([advantage] * tokens, [row.reward + row.later] * tokens)
+            row.fill([advantage] * tokens, [row.reward + row.later] * tokens, terms=terms[row.key])
         return group_stats.metrics()
 
 

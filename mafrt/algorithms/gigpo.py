@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.group_relative import GroupStats, drop_incomplete, relative
 from mafrt.algorithms.rewards import CreditContext, Row, step_rewards
-from mafrt.algorithms.stats import total
+from mafrt.algorithms.stats import mean, total
 from mafrt.config.schema import at_least, check_choice, within
 from mafrt.core.types import Turn
 
@@ -111,7 +111,8 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
         parts = relative(returns, scale=scale, eps=settings.eps, bare=bare, size=size)
         for (row, value, _), part in zip(alike, parts, strict=True):
             tokens = len(row.turn.action_ids)
-            row.fill([episode_part[row.episode] + settings.step_weight * part] * tokens, [value] * tokens)
+            terms = {"the task": episode_part[row.episode], "the state": settings.step_weight * part}
+            row.fill([sum(terms.values())] * tokens, [value] * tokens, mean(returns), terms)
     return group_stats.metrics() | steps.metrics("anchors")
 
 

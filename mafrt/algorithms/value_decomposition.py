@@ -110,10 +110,14 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
     for members in groups.values():
         # Sorted, so that the order of the episodes cannot change the rounding of the mixer's sums.
         alternatives = sorted(_own(row) for row, _ in members)
-        advantages = [_against(row, alternatives, joint) + residual for row, residual in members]
+        terms = [
+            {"the agent's others": _against(row, alternatives, joint), "the critic": residual}
+            for row, residual in members
+        ]
+        advantages = [sum(each.values()) for each in terms]
         group_stats.add(advantages, (row.turn.agent for row, _ in members))
-        for (row, _), advantage in zip(members, advantages, strict=True):
-            row.turn.advantages = [advantage] * len(row.turn.action_ids)
+        for (row, _), advantage, each in zip(members, advantages, terms, strict=True):
+            row.turn.advantages, row.turn.terms = [advantage] * len(row.turn.action_ids), each
     return group_stats.metrics()
 
 

@@ -137,6 +137,8 @@ class Turn:
     turns are paid that the rule credits to this one. Parts of 0 are left out."""
     baseline: float | None = None
     """What the rule compared the turn's return with, such as the mean of its group; None if there is no one number."""
+    terms: dict[str, float] | None = None
+    """What the rule added up to the advantage, in its weights and before the batch is normalised; None for one term."""
     influence: float | None = None
     """Change of the log-probability of the next turn that shows this one, per token in nats, when this one is left out
     of its prompt. None if no later turn shows it."""

@@ -116,7 +116,8 @@ def transcript_of(episode: Episode, decode: Decode, decoders: Mapping[str, Decod
 
 def _more(turn: Turn, decode: Decode) -> dict[str, Any]:
     more: dict[str, Any] = {"observation": turn.observation, "paid": turn.paid}
-    # The path from the pay to the advantage: its parts, the return at the first token, and what that is compared with.
+    # The path from the pay to the advantage: its parts, the return at the first token, what that is compared
+    # with, and the terms of the sum.
     if turn.parts:
         more["parts"] = {name: _rounded(amount) for name, amount in turn.parts.items()}
     if turn.returns:
@@ -125,6 +126,8 @@ def _more(turn: Turn, decode: Decode) -> dict[str, Any]:
         more["value"] = _rounded(turn.values[0])
     if turn.baseline is not None:
         more["baseline"] = _rounded(turn.baseline)
+    if turn.terms:
+        more["terms"] = {name: _rounded(amount) for name, amount in turn.terms.items()}
     if turn.advantages:
         advantages = [_rounded(number) for number in turn.advantages]
         if len(set(advantages)) == 1:

@@ -19,6 +19,7 @@ from mafrt.algorithms.happo import CompoundRatio, joint_steps
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
 from mafrt.storage.metrics import explain
+from mafrt.storage.transcripts import transcript_of
 
 
 def turn(agent: str, index: int, reward: float | None = None, tokens: int = 1, prompt=(7,), **fields) -> Turn:
@@ -396,3 +397,38 @@ def test_what_is_not_needed_is_not_asked_for():
     check_needs("gae", critic="context", samples_per_problem=1, reference=False, agents=1)
     check_needs("dr_mas", critic=None, samples_per_problem=2, reference=False, agents=1)
     assert algorithm("happo").schedule == "sequential" and algorithm("marft").schedule == "round_robin"
+
+
+# -- the path from the pay to the advantage ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_transcript_holds_the_path_from_pay_to_advantage(name):
+    """An advantage other than 0 has a return, and what that was compared with: a mean, a value or the sum's terms."""
+    episodes = []
+    for place in range(12):
+        turns = [turn(agent, n, (place * (n + 2)) % 3 / 2, 2, (1, n * (place % 2))) for n, agent in enumerate("aba")]
+        for one in turns:
+            one.values, one.influence, one.contribution = [place / 9, 0.3], place / 12, place % 5 / 5
+            one.teacher_logprobs, one.ref_logprobs = [-0.3, -0.4], [-0.1, -0.3]
+        episodes.append(Episode(str(place), f"g{place // 4}", turns, outcome=float(place % 3 == 0)))
+    more = {"joint": lambda row, numbers: [2 * x for x in numbers]} if name == "qmix" else {}
+    assign(episodes, name, token_limits={"a": 10, "b": 10}, **more)
+    learnt = [one for episode in episodes for one in episode.turns if any(one.advantages or ())]
+    assert learnt
+    for one in learnt:
+        shown = transcript_of(Episode("e", "g", [one], None), str)["turns"][0]
+        valued = "value" in shown and ALGORITHMS[name].critic_reads is not None
+        assert one.advantages == one.returns or valued or {"baseline", "terms"} & shown.keys()
+
+
+def test_the_terms_of_an_advantage_add_up_to_it():
+    episodes = [
+        Episode(str(n), "g", [turn("a", 0, 0.5 * n), turn("a", 1, 1.0)], outcome=float(n > 1)) for n in range(4)
+    ]
+    for name in ("gigpo", "gdpo"):
+        assign(episodes, name)
+        for one in (one for episode in episodes for one in episode.turns):
+            assert len(one.terms) > 1
+            # gdpo divides the sums by their deviation over the batch.
+            assert name == "gdpo" or one.advantages == pytest.approx([sum(one.terms.values())])

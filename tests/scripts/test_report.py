@@ -10,6 +10,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from helpers_report import TEAM, browsing, episode, make_run
@@ -318,6 +319,12 @@ def test_the_page_in_a_browser(tmp_path):
         assert "233, 120, 20" in page.locator(".turn:nth-child(2) .token").first.evaluate(
             "e => e.style.backgroundColor"
         )
+
+        # A constant has an axis that begins at 0 and leaves room above.
+        source = (Path(report.__file__).parent / "reporting/assets/js/charts.js").read_text(encoding="utf-8")
+        roomy = source[source.index("function roomy") :].partition("\n}\n")[0] + "}"
+        axes = page.evaluate(f"() => {{ {roomy}; return [1, 0, -2].map((y) => roomy(null, y, y)); }}")
+        assert axes == [[0, pytest.approx(1.1)], [0, 1], [pytest.approx(-2.2), 0]]
 
         # Hostile texts: shown as text, cut, and shown whole when asked for.
         opened(page, target, "episodes?run=0&kind=train&from=7&to=7&heat=")

@@ -76,11 +76,12 @@ function chart(series, { height = 190, points = false, unit = "" } = {}) {
   return box;
 }
 
-// The range of an axis, with some room. It begins at 0 where nothing is below, so that a share of 0 is not in the middle.
+// The range of an axis, with some room. It begins at 0 where nothing is below, so that a share of 0 is not in the middle;
+// that of a constant reaches from 0 to beyond it.
 function roomy(_, low, high) {
   if (low === null) return [0, 1];
-  const around = Math.max(0.5, Math.abs(low) / 5);
-  const [bottom, top] = low === high ? [low - around, high + around] : uPlot.rangeNum(low, high, 0.08, true);
+  if (low === high) return [Math.min(0, low * 1.1), Math.max(0, low * 1.1) || (low ? 0 : 1)];
+  const [bottom, top] = uPlot.rangeNum(low, high, 0.08, true);
   return [low >= 0 ? Math.max(0, bottom) : bottom, high <= 0 && low < 0 ? Math.min(0, top) : top];
 }
 
