@@ -349,6 +349,27 @@ def test_the_page_in_a_browser(tmp_path):
 
 
 @pytest.mark.slow
+def test_long_names_fit_on_a_phone(tmp_path):
+    runs = [make_run(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("n" * 90, 2))]
+    target = tmp_path / "report.html"
+    assert report.main([*map(str, runs), "--output", str(target)]) == 0
+    # What reaches beyond the screen and no box of its own scrolls, by the place of its right edge.
+    beyond = """() => [...document.querySelectorAll("main *")].filter((e) => e.offsetParent &&
+        !e.closest(".scroll") && e.getBoundingClientRect().right > innerWidth + 1)
+        .map((e) => e.outerHTML.slice(0, 90))"""
+    with browsing() as page:
+        page.set_viewport_size({"width": 360, "height": 720})
+        for tab in ("overview", "curves", "episodes?run=1", "before", "runs"):
+            opened(page, target, tab)
+            assert page.evaluate(beyond) == [], tab
+        heads = page.locator("table").first.locator("th").evaluate_all("all => all.map((e) => e.clientHeight)")
+        assert max(heads) < 60  # names of columns are words, not a letter a line
+        opened(page, target, "episodes?run=1")
+        rows = page.locator(".row").evaluate_all("all => all.map((e) => e.scrollHeight - e.clientHeight)")
+        assert rows and max(rows) <= 0
+
+
+@pytest.mark.slow
 def test_fifty_thousand_turns_open_fast_in_a_small_file(tmp_path):
     words, draw = [f"word{number:04d} " for number in range(3000)], random.Random(1)
 

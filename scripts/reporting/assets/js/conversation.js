@@ -91,7 +91,7 @@ function turnNodes(turn, run, options) {
   if (typeof turn.return === "number") facts.push(fact("return", number(turn.return), "what the rule credits the turn with, at its first token"));
   if (typeof turn.value === "number") facts.push(fact("value", number(turn.value), "the critic's prediction, at the first token"));
   if (typeof turn.baseline === "number") facts.push(fact("compared with", number(turn.baseline), "mean return of the turns that this one is compared with; the difference, scaled, is the advantage or its last term"));
-  for (const [name, amount] of Object.entries(turn.terms || {})) if (typeof amount === "number") facts.push(fact(`against ${name}`, signed(amount), "a term of the advantage, before the batch is normalised"));
+  for (const [name, amount] of Object.entries(turn.terms || {})) if (typeof amount === "number") facts.push(fact(`by ${name}`, signed(amount), "a term of the advantage, before the batch is normalised"));
   if (turn.advantage !== undefined) facts.push(fact("advantage", signed(turn.advantage), "mean over the tokens"));
   const prompt = run.prompts[turn.agent];
   const evidence = turn.evidence || {};
