@@ -212,15 +212,17 @@ def _no_number(name: str) -> float:
 
 
 def in_our_layout(record: Mapping[str, Any], fields: Sequence[str]) -> Mapping[str, Any]:
-    """A record in TRL's layouts as one of ours; any other record as it is.
+    """A record in TRL's layouts, or of `mafrt collect --layout turns`, as one of ours; any other record as it is.
 
-    TRL has a whole chat under `messages`, of which the last message is the answer, or `prompt` and `completion`, and
+    The latter has a chat under `prompt` and the `answer`. TRL has a whole chat under `messages`, of which the last message is the answer, or `prompt` and `completion`, and
     pairs whose `chosen` and `rejected` are chats, with or without the prompt in front.
     """
     ours = dict(record)
     if fields == ("response",) and "response" not in ours:
         if "completion" in ours:
             ours["response"] = ours.pop("completion")
+        elif "answer" in ours and _chat(ours.get("prompt")):
+            ours["response"] = ours.pop("answer")
         elif (chat := _chat(ours.get("messages"))) and chat[-1]["role"] == "assistant":
             ours["messages"], ours["response"] = chat[:-1], chat[-1]["content"]
     if isinstance(ours.get("prompt"), list):

@@ -267,6 +267,8 @@ def encode(
     records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
     if turns and not records:
         raise DataError(task.none_chosen)
+    if source.runs and not records and data.return_of == "agent":
+        raise DataError("the environment pays no agent by itself, so no turn has a return; take --return_of episode")
     kept = reading.fit(records, window, skip=data.skip_too_long)
     # Said, since a silent cut would look like learning from all of them.
     if len(kept) < len(records):

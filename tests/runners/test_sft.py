@@ -341,6 +341,7 @@ CHAT = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"
     {"messages": CHAT, "score": 1.0, "iteration": 3},
     {"prompt": CHAT[:1], "completion": CHAT[1:]},
     {"prompt": "1+1", "completion": "2"},
+    {"run": "r", "episode": 0, "turn": 0, "prompt": CHAT[:1], "answer": "2", "reward": None, "paid": 1.0},
 ])  # fmt: skip
 def test_the_layouts_of_trl_and_of_collect_are_read(tmp_path, record):
     """`mafrt collect` writes chats as TRL trains on them; `train_sft` reads its own program's files."""

@@ -387,6 +387,7 @@ export run --public                                             | --push_to_hub 
 report run --live --output x.html                               | without --live
 """
 LOADED = """
+train_sft --episodes_path run --return_of agent --run_dir x     | take --return_of episode
 train_math --run_dir new --iterations 0 --device nosuch                                       | cannot be used here
 train_math --run_dir new --iterations 0 --device cpu --lora_targets nosuch_proj               | no linear layer
 train_math --run_dir new --iterations 0 --device cpu --report_to wandb                        | WANDB_MODE=offline
