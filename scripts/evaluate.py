@@ -27,7 +27,7 @@ from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
 from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import evaluation_env, load_sets, several
-from mafrt.envs.mixed import MixedTasks, named_sets
+from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.rollout.player import Player
 from mafrt.runners import evaluation
@@ -262,6 +262,8 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
     Raises:
         ConfigError: a flag that this environment does not take.
     """
+    if is_mixture(name):
+        raise ConfigError(f"{name} is a mixture; play one environment at a time, or a run of it by --load_path.")
     team = load_team(settings, profile_of(name))
     kwargs = with_places(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     for option in ("dataset_path", *describe(FieldSettings), *describe(WorkflowSettings)):

@@ -349,7 +349,7 @@ _NONE = {
     "problems": "write them as JSON lines and give --dataset_path FILE",
     "max_episode_length": "leave it out: an environment's own limit of turns holds",
     "label_smoothing": "leave it out: the loss of DPO is the paper's",
-    "loss_type": "leave it out: the loss of DPO is the paper's",
+    "loss_type": "here it is --algorithm, such as dapo or dr_grpo; the loss of DPO is the paper's",
     "reference_free": "leave it out: --reference base or initial",
     "reward_normalization": "leave it out: grpo compares the samples of a task",
     "normalize_rewards": "leave it out: grpo compares the samples of a task",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Hashable
@@ -59,9 +60,9 @@ def read_text(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> st
 
 
 def read_list(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a file, without empty ones and those that begin with `#`. Raises as `read_text`."""
-    lines = map(str.strip, read_text(path).splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    """The lines of a file, without empty ones and comments (`#` to the end of a line). Raises as `read_text`."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in read_text(path).splitlines())
+    return [line for line in lines if line]
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -214,8 +214,9 @@ def _no_number(name: str) -> float:
 def in_our_layout(record: Mapping[str, Any], fields: Sequence[str]) -> Mapping[str, Any]:
     """A record in TRL's layouts, or of `mafrt collect --layout turns`, as one of ours; any other record as it is.
 
-    The latter has a chat under `prompt` and the `answer`. TRL has a whole chat under `messages`, of which the last message is the answer, or `prompt` and `completion`, and
-    pairs whose `chosen` and `rejected` are chats, with or without the prompt in front.
+    The latter has a chat under `prompt` and the `answer`. TRL has a whole chat under `messages`, of which the last
+    message is the answer, or `prompt` and `completion`, and pairs whose `chosen` and `rejected` are chats, with or
+    without the prompt in front.
     """
     ours = dict(record)
     if fields == ("response",) and "response" not in ours:

@@ -97,8 +97,8 @@ def _turn(turn: dict[str, Any], prompt: Any) -> Text:
         for name in ("tokens", "reward", "paid", "return", "value", "baseline", "advantage")
         if finite(turn.get(name)) is not None
     ]
-    terms = turn.get("terms") if isinstance(turn.get("terms"), dict) else {}
-    facts += [f"by {safe(str(name))} {term:+.4g}" for name, term in terms.items() if finite(term) is not None]
+    if isinstance(terms := turn.get("terms"), dict):
+        facts += [f"by {safe(str(name))} {term:+.4g}" for name, term in terms.items() if finite(term) is not None]
     parts.append(
         " · ".join([*facts, *(["cut at the token limit"] if turn.get("stop") == "length" else [])]), style="dim"
     )

@@ -231,6 +231,8 @@ train_search --retriever notaurl                                | give a URL
 train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
 train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
 train_search --retriever_timeout_s 0                            | above 0
+evaluate --env math,sudoku                                      | is a mixture
+train_math --loss_type dapo                                     | --algorithm
 train_dpo --online --records_path x.jsonl --env sudoku           | --online learns from play
 train_dpo --online --return-of=agent --env sudoku               | --online learns from play
 train_dpo --config online.yaml --records_path same.jsonl        | type --online
