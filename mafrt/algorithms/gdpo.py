@@ -68,7 +68,8 @@ class Gdpo(GroupRelative):
         advantages = _over_the_batch(summed, self.eps, spread=spread)
         for row, advantage in zip(rows, advantages, strict=True):
             tokens = len(row.turn.action_ids)
-            row.fill([advantage] * tokens, [row.reward + row.later] * tokens, terms=terms[row.key])
+            row.fill([advantage] * tokens, [row.reward + row.later] * tokens)
+            row.turn.terms = terms[row.key]
         return group_stats.metrics()
 
 

@@ -112,7 +112,8 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
         for (row, value, _), part in zip(alike, parts, strict=True):
             tokens = len(row.turn.action_ids)
             terms = {"the task": episode_part[row.episode], "the state": settings.step_weight * part}
-            row.fill([sum(terms.values())] * tokens, [value] * tokens, mean(returns), terms)
+            row.fill([sum(terms.values())] * tokens, [value] * tokens, mean(returns))
+            row.turn.terms = terms
     return group_stats.metrics() | steps.metrics("anchors")
 
 

@@ -97,9 +97,8 @@ def reinforce_pp(trajectories: Trajectories, settings: Reinforce, context: Credi
     for row in rows:
         advantages, returns = _advantages(row, settings)
         if all(map(math.isfinite, returns)):
-            row.fill(
-                advantages, returns, terms={"the group": advantages[0]} if settings.baseline and advantages else None
-            )
+            row.fill(advantages, returns)
+            row.turn.terms = {"the group": advantages[0]} if settings.baseline and advantages else None
             agents.setdefault(row.turn.agent, []).append(row)
         else:
             row.drop("nonfinite")

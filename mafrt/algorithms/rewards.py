@@ -149,16 +149,9 @@ class Row:
         parts |= {"kl": total(self.kl_rewards), "later": self.later}
         return {name: amount for name, amount in parts.items() if amount}
 
-    def fill(
-        self,
-        advantages: list[float],
-        returns: list[float],
-        baseline: float | None = None,
-        terms: dict[str, float] | None = None,
-    ) -> None:
-        """Write one advantage and one return per action token, what these were compared with, and the sum's terms."""
+    def fill(self, advantages: list[float], returns: list[float], baseline: float | None = None) -> None:
+        """Write one advantage and one return per action token, and what the returns were compared with."""
         self.turn.advantages, self.turn.returns, self.turn.baseline = advantages, returns, baseline
-        self.turn.terms = terms
 
     def drop(self, why: Dropped) -> None:
         """Take the turn out of the loss; the first reason stays."""
