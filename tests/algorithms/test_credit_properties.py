@@ -99,7 +99,7 @@ def test_credit_writes_its_own_fields_only(rule, episodes):
     before = copy.deepcopy(episodes)
     assign(episodes, rule, kl_coef=0.1) if "reinforce" in rule else assign(episodes, rule)
     for t in (t for e in episodes for t in e.turns):
-        t.advantages = t.returns = t.paid = t.parts = t.baseline = None
+        t.advantages = t.returns = t.paid = t.parts = t.baseline = t.terms = None
     assert episodes == before
 
 
