@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import permutations, product
 
 from mafrt.core.errors import ConfigError
@@ -61,20 +60,46 @@ class Sokoban(Game):
                 "walls, and 1 to 6 pulls."
             )
         self.size, self.walls, self.pulls = size, walls, pulls
+        self._searched: tuple[frozenset[Place], Place] | None = None
+        self._moves_left: dict[tuple[Place, Place], int] = {}
 
     # --------------------------------------------------------------------------------------------------- the room
 
     def open(self, place: Place) -> bool:
         """Whether a cell is inside and no wall."""
-        return _open(place, self.size, self.blocked)
+        return 0 <= place[0] < self.size and 0 <= place[1] < self.size and place not in self.blocked
 
     def after(self, walker: Place, box: Place, step: str) -> tuple[Place, Place]:
         """Places of walker and box after a step; one that is blocked changes nothing."""
-        return _after(walker, box, step, self.size, self.blocked)
+        there = moved(walker, step)
+        if there == box:
+            behind = moved(box, step)
+            return (there, behind) if self.open(behind) else (walker, box)
+        return (there, box) if self.open(there) else (walker, box)
 
     def left(self, walker: Place, box: Place) -> int | None:
         """Moves of the shortest solution; None if there is none."""
-        return _moves_left(self.size, self.blocked, self.target).get((walker, box))
+        room = self.blocked, self.target
+        if self._searched != room:
+            self._searched, self._moves_left = room, self._search()
+        return self._moves_left.get((walker, box))
+
+    def _search(self) -> dict[tuple[Place, Place], int]:
+        """Moves of the shortest solution from each state (walker, box) that has one, searched from the room's end."""
+        cells = [place for place in product(range(self.size), range(self.size)) if self.open(place)]
+        before: dict[tuple[Place, Place], list[tuple[Place, Place]]] = {}
+        for walker, box in permutations(cells, 2):
+            for step in STEPS:
+                before.setdefault(self.after(walker, box, step), []).append((walker, box))
+        left = {(walker, self.target): 0 for walker in cells if walker != self.target}
+        queue = deque(left)
+        while queue:
+            state = queue.popleft()
+            for earlier in before.get(state, ()):
+                if earlier not in left:
+                    left[earlier] = left[state] + 1
+                    queue.append(earlier)
+        return left
 
     def solution(self, walker: Place, box: Place) -> list[str] | None:
         """The shortest moves that bring the box to its target; None if there are none."""
@@ -179,37 +204,6 @@ class Sokoban(Game):
             walker, box = self.after(walker, box, step)
             steps.append(step)
         return said(steps, self.brief)
-
-
-@lru_cache(maxsize=256)
-def _moves_left(size: int, blocked: frozenset[Place], target: Place) -> dict[tuple[Place, Place], int]:
-    """Moves of the shortest solution from each state (walker, box) of a room that has one, searched from its end."""
-    cells = [place for place in product(range(size), range(size)) if place not in blocked]
-    before: dict[tuple[Place, Place], list[tuple[Place, Place]]] = {}
-    for walker, box in permutations(cells, 2):
-        for step in STEPS:
-            before.setdefault(_after(walker, box, step, size, blocked), []).append((walker, box))
-    left = {(walker, target): 0 for walker in cells if walker != target}
-    queue = deque(left)
-    while queue:
-        state = queue.popleft()
-        for earlier in before.get(state, ()):
-            if earlier not in left:
-                left[earlier] = left[state] + 1
-                queue.append(earlier)
-    return left
-
-
-def _open(place: Place, size: int, blocked: frozenset[Place]) -> bool:
-    return 0 <= place[0] < size and 0 <= place[1] < size and place not in blocked
-
-
-def _after(walker: Place, box: Place, step: str, size: int, blocked: frozenset[Place]) -> tuple[Place, Place]:
-    there = moved(walker, step)
-    if there == box:
-        behind = moved(box, step)
-        return (there, behind) if _open(behind, size, blocked) else (walker, box)
-    return (there, box) if _open(there, size, blocked) else (walker, box)
 
 
 def _distance(one: Place, other: Place) -> int:

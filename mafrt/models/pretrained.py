@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
-import signal
-import time
-import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
+from mafrt.models.bounded_template import check_template_ends
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
-
-TEMPLATE_S, TEMPLATE_CPU_S, TEMPLATE_MIB = 120.0, 5, 1024
-"""bounds of filling a chat template in, by the clock, of a processor, and of memory"""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -78,7 +70,7 @@ def load_pretrained(
     quantised = quantisation(bits, device) if bits else dequantising(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        check_template(name_or_path, tokenizer)
+        check_template_ends(name_or_path, tokenizer)
         loader = auto_class(config) or AutoModelForCausalLM
         own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         loaded: Any = loader.from_pretrained(
@@ -110,58 +102,6 @@ def load_pretrained(
         keep_differentiable(model)
     # bitsandbytes places quantised layers itself and may refuse a later move.
     return model if bits else model.to(device), tokenizer, path
-
-
-def check_template(name: str, tokenizer: Any) -> None:
-    """Raise ModelError for a chat template that does not end, or fills the memory: it is a program of the base's.
-
-    It is tried in a fork, which alone can be ended.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child computes with texts alone
-        pid = os.fork()
-    if pid == 0:
-        _try_template(tokenizer)
-    deadline = time.monotonic() + TEMPLATE_S
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            ended = os.waitpid(pid, 0)
-            break
-        time.sleep(0.002)
-    if ended[1]:
-        raise ModelError(
-            f"the chat template of the model {name!r} does not end within {TEMPLATE_CPU_S} s, or needs more than "
-            f"{TEMPLATE_MIB} MiB of memory, for a chat of four words; take another copy"
-        )
-
-
-def _try_template(tokenizer: Any) -> NoReturn:
-    """Fill the template in, within bounds, and end this process."""
-    code, full = 1, False
-    try:
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        with contextlib.suppress(OSError, ValueError):  # a Mac has other files, and takes no such limit
-            mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (mapped + TEMPLATE_MIB * 2**20,) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_CPU_S, TEMPLATE_CPU_S))
-        words = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "b"},
-            {"role": "user", "content": "c"},
-        ]
-        for chat in (words, [{"role": "system", "content": "d"}, *words]):
-            for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]):
-                try:
-                    tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, tokenize=False)
-                except Exception as error:  # one that refuses a chat says so when it gets one
-                    full |= isinstance(error, MemoryError)
-        code = int(full)
-    finally:
-        os._exit(code)
 
 
 def own_format(path: str, trust_remote_code: bool) -> str:

@@ -13,8 +13,8 @@ from helpers_models import tiny_base, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ModelError
+from mafrt.models.bounded_template import check_template_ends
 from mafrt.models.multi_lora import decoder_blocks
-from mafrt.models.pretrained import check_template
 from mafrt.models.shared_base import SharedBase
 
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
@@ -303,11 +303,11 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
     ],
 )
 def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
-    monkeypatch.setattr("mafrt.models.pretrained.TEMPLATE_CPU_S", 1)
+    monkeypatch.setattr("mafrt.models.bounded_template.TEMPLATE_CPU_S", 1)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match="chat template of the model 'mine' does not end"):
-        check_template("mine", tokenizer)
+        check_template_ends("mine", tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -327,4 +327,4 @@ def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
 def test_a_chat_template_that_ends_is_taken(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
-    check_template("mine", tokenizer)
+    check_template_ends("mine", tokenizer)

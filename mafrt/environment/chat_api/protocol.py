@@ -21,8 +21,9 @@ from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
 
 MOST_STOPS = 16
 MOST_ANSWERS = 32
-LONGEST_NAME = 256
 """that one call may ask for"""
+LONGEST_NAME = 256
+"""characters of a tool's name"""
 
 
 class ApiError(MafrtError):
