@@ -53,7 +53,9 @@ def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], 
     if (said := advice(name, known)) is not None:
         return f"There is no {kind} {shown!r}; {said}."
     if others := holders(name):
-        return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}."
+        alike = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+        meant = f", or did you mean {dashes + alike[0]!r}?" if alike else "."
+        return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}{meant}"
     foreign = [other for other in SYNONYMS if advice(other, known)]
     near = difflib.get_close_matches(name, [*known, *foreign], n=1, cutoff=0.8)
     if near and near[0] not in known:

@@ -280,6 +280,7 @@ evaluate --baseline_votes 3                                     | has no effect 
 evaluate --transcript_share 0.5                                 | has no effect without --record_dir
 evaluate --record_dir run                                       | give another folder
 evaluate --iterations 3                                         | belongs to mafrt train
+train_math --iteration 3                                        | did you mean '--iterations'?
 report                                                          | mafrt report runs/NAME
 report nope                                                     | does not exist
 report folder                                                   | is no run folder
