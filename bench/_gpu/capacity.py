@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ def agents_that_fit(base: SharedBase, shape: ModelShape, counts: Sequence[int]) 
 
 def _peak(base: SharedBase, count: int, shape: ModelShape) -> int:
     """Bytes at the peak of one optimizer step in which every agent learns."""
+    gc.collect()  # models of earlier stages lie in circles of references
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     steps = make_optimizer_steps(base, {name: LearnConfig() for name in base.adapters})

@@ -68,6 +68,20 @@ def test_adapted_layers_equal_the_reference(monkeypatch, kind, ranks, index, tra
                 torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 16), (4, 16)])
+def test_a_model_may_write_into_what_a_layer_returns(shape):
+    weight, down, up = torch.randn(8, 16), torch.randn(2, 16), torch.randn(8, 2)
+    found = []
+    for inplace in (True, False):
+        x = torch.ones(shape).requires_grad_()
+        mask = torch.ones(shape[0], 1, 2)
+        out = adapted_linear._Adapted.apply(x, weight, None, down, up, mask)
+        out = out.mul_(3.0) if inplace else out * 3.0
+        out.sum().backward()
+        found.append((out.detach(), x.grad))
+    torch.testing.assert_close(*found)
+
+
 def test_layers_whose_weight_is_no_plain_one_are_left_to_the_reference(monkeypatch):
     class Own(torch.nn.Linear):
         pass

@@ -138,7 +138,9 @@ class _Adapted(torch.autograd.Function):
         low.view(*mask.shape[:1], -1, mask.shape[-1]).mul_(mask)
         out.addmm_(low, up.t())
         ctx.save_for_backward(flat, weight, down, up, mask, low)
-        return out.view(*x.shape[:-1], -1)
+        # No view in autograd's eyes, since models may write into what a layer returns.
+        made: Tensor = torch.ops.aten._unsafe_view(out, [*x.shape[:-1], out.shape[1]])
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -1,13 +1,13 @@
 """Decoding for Llama-like models in few launches: a GPU's step takes as long as the host needs to launch its kernels.
 
-Query, key and value are one product, as are gate and up; the adapters of a layer are two products and a mask, however
-many there are; residuals are summands of products; heads are normed and rotated together. Every row writes its keys and
-values at its own position, counted on the device, so that nothing is padded on the left and no step makes a mask.
+Query, key and value are one product, as are gate and up; residuals are summands of products; all else of a layer but
+attention is five kernels (`decode_ops`), adapters included, however many there are. Every row writes keys and values at
+its own position, counted on the device, so that nothing is padded on the left and no step makes a mask.
 
 A step is recorded as a CUDA graph once the batch has made a few steps, and given to the GPU as one launch from then on,
 until rows leave or the buffers grow. A recorded step reads the buffers as far as they are laid out, with a mask.
 
-Covered are Llama, Mistral without a window, Qwen2 and Qwen3. All of it is plain torch, in any number format.
+Covered are Llama, Mistral without a window, Qwen2 and Qwen3, in any number format.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mafrt.models.decoder import DecodeModel, ExpandedDecoder, FoldingDecoder, where_it_agrees
+from mafrt.models.gpu import decode_ops
 from mafrt.models.gpu.graphs import Recorder
 from mafrt.models.kv_cache import PromptKV, prefill
 from mafrt.models.tensors import moved
@@ -37,7 +38,7 @@ GROUPS = (
     ("mlp", ("down_proj",)),
 )
 """linear layers of a block that share their input"""
-RECORD_AFTER = 2
+RECORD_AFTER = 1
 """steps on the same buffers after which a step is recorded, which takes as long as a few of them"""
 WORTH = 8
 """steps that must be left then"""
@@ -71,14 +72,17 @@ class Block:
 
 @dataclass
 class Adapters:
-    """The adapters of a batch in the linear layers of one group."""
+    """The adapters of a batch in the linear layers of one group, as `decode_ops` reads them."""
 
     down: Tensor
-    """`[R, in]`"""
+    """`[K, layers, P, in]`"""
     up: Tensor
-    """`[out, R]`"""
-    owner: tuple[tuple[int, int, float], ...]
-    """(adapter of the batch, rank, scaling) of the R columns"""
+    """`[K, out, P]`"""
+    scale: Tensor
+    """`[K, layers]` float32"""
+
+
+Low = tuple[Tensor | None, Tensor | None]
 
 
 class LeanModel(DecodeModel):
@@ -161,50 +165,40 @@ class LeanModel(DecodeModel):
 
     def _laid_out(self, names: Sequence[str]) -> list[list[Adapters | None]]:
         numbers = [self.base.adapter_index(name) for name in names]
-        into: list[Tensor] = []
-        source: list[Tensor] = []
-        later: list[tuple[Tensor, list[Tensor]]] = []
-        made = []
+        into, source = list[Tensor](), list[Tensor]()
+        made, scales = list[list[Adapters | None]](), list[Tensor]()
         for block in self.blocks:
-            groups: list[Adapters | None] = []
+            made.append([])
             for linear in block.linears:
-                own = []
-                for path in linear.paths:
-                    layer = self.base.adapted_layers.get(path)
-                    own.append([(n, layer, k) for n, k in enumerate(numbers) if layer is not None and k in layer.pairs])
-                owner = tuple((n, layer.ranks[k], layer.scalings[k]) for each in own for n, layer, k in each)
-                ranks = sum(rank for _, rank, _ in owner)
-                if not ranks:
-                    groups.append(None)
+                layers = [self.base.adapted_layers.get(path) for path in linear.paths]
+                acting = [
+                    (n, m, layer, k)
+                    for n, k in enumerate(numbers)
+                    for m, layer in enumerate(layers)
+                    if layer is not None and k in layer.pairs
+                ]
+                if not acting:
+                    made[-1].append(None)
                     continue
-                like = linear.weight
-                down = like.new_empty(ranks, like.shape[1])
-                up = (like.new_zeros if len(own) > 1 else like.new_empty)(like.shape[0], ranks)
-                groups.append(Adapters(down, up, owner))
-                into += down.split([rank for _, rank, _ in owner])
-                source += [layer.pairs[k][0].detach() for each in own for _, layer, k in each]
-                column = row = 0
-                for each, width in zip(own, linear.widths, strict=True):
-                    many = [layer.pairs[k][1].detach() for _, layer, k in each]
-                    wide = sum(b.shape[1] for b in many)
-                    if wide:
-                        # Side by side in the place that they take: first copied as they are, many in one launch.
-                        staged = like.new_empty(wide * width)
-                        parts = staged.split([b.numel() for b in many])
-                        into += [part.view(b.shape) for part, b in zip(parts, many, strict=True)]
-                        source += many
-                        later.append((up[row : row + width, column : column + wide], [staged, *many]))
-                    column, row = column + wide, row + width
-            made.append(groups)
+                ranks = {layer.ranks[k] for _, _, layer, k in acting}
+                space = -(-max(ranks) // decode_ops.STEP) * decode_ops.STEP
+                full = ranks == {space} and len(acting) == len(numbers) * len(layers)
+                empty = linear.weight.new_empty if full else linear.weight.new_zeros
+                down = empty(len(numbers), len(layers), space, linear.weight.shape[1])
+                up = empty(len(numbers), len(linear.weight), space)
+                scale = torch.zeros(len(numbers), len(layers))
+                for n, m, layer, k in acting:
+                    first = sum(linear.widths[:m])
+                    into += [down[n, m, : layer.ranks[k]], up[n, first : first + linear.widths[m], : layer.ranks[k]]]
+                    source += [side.detach() for side in layer.pairs[k]]
+                    scale[n, m] = layer.scalings[k]
+                scales.append(scale)
+                made[-1].append(Adapters(down, up, scale))
         if into:
             torch._foreach_copy_(into, source)
-        for place, (staged, *many) in later:
-            if len({b.shape[1] for b in many}) == 1:
-                # `[adapters, out, r]` -> `[out, adapters, r]`
-                place.unflatten(1, (len(many), -1)).copy_(staged.view(len(many), *many[0].shape).transpose(0, 1))
-                continue
-            for part, b in zip(place.split([b.shape[1] for b in many], 1), many, strict=True):
-                part.copy_(b)
+            there = iter(moved(scales, into[0].device))
+            for adapters in (own for groups in made for own in groups if own is not None):
+                adapters.scale = next(there)
         return made
 
     def decoder(
@@ -245,7 +239,6 @@ class LeanDecoder:
         while prompts.keys:
             for kept, given in ((self._keys, prompts.keys.pop(0)), (self._values, prompts.values.pop(0))):
                 kept.append(_grown(given if plain else given.index_select(0, places), capacity))
-        self._masks: dict[object, Tensor] = {}
         self._cos, self._sin = model.rotary(self._last + 1)
         self._tokens = torch.empty_like(self._position)
         """the tokens that a recorded step is fed"""
@@ -260,7 +253,6 @@ class LeanDecoder:
         # Numbers to add to the scores; a step opens one more position of each row.
         hidden = torch.arange(capacity, device=self._rows.device) >= self._position.unsqueeze(1)
         self._bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
-        self._masks.clear()
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm.
@@ -288,15 +280,18 @@ class LeanDecoder:
         """A step over the first `used` positions of the buffers; `even`: none of them is hidden from any row."""
         model, at = self.model, self._position
         x = F.embedding(tokens, model.base.inner.embed_tokens.weight)
-        rotation = (self._cos.index_select(0, at).unsqueeze(1), self._sin.index_select(0, at).unsqueeze(1))
+        rotation = self._cos.index_select(0, at), self._sin.index_select(0, at)
         bias = None
         if not even:
             self._bias.scatter_(1, at.unsqueeze(1), 0.0)
             bias = self._bias[:, None, None, :used]
+        low: Low = (None, None)
         for block, groups, keys, values in zip(model.blocks, self._layers, self._keys, self._values, strict=True):
-            x = self._block(block, groups, x, rotation, bias, (keys, values), used)
+            x, low = self._block(block, groups, x, low, rotation, bias, (keys, values), used)
+        norm = model.base.inner.norm.weight
+        h: Tensor = decode_ops.normed(x, *low, self._index, norm, model.eps, None, None)[1]
         at.add_(1)
-        return F.rms_norm(x, x.shape[-1:], model.base.inner.norm.weight, model.eps)
+        return h
 
     def _open(self) -> None:
         """Show in the mask what steps without one have filled."""
@@ -308,49 +303,30 @@ class LeanDecoder:
         block: Block,
         groups: Sequence[Adapters | None],
         x: Tensor,
+        low: Low,
         rotation: tuple[Tensor, Tensor],
         bias: Tensor | None,
         kept: tuple[Tensor, Tensor],
         used: int,
-    ) -> Tensor:
-        model, rows = self.model, len(x)
-        qkv, out, gate_up, down = zip(block.linears, groups, strict=True)
-        h = self._product(*qkv, F.rms_norm(x, x.shape[-1:], block.norm_in, model.eps))
-        heads, v = h.view(rows, -1, model.dim).split([model.heads + model.kv_heads, model.kv_heads], 1)
-        if block.head_norm is not None:
-            heads = F.rms_norm(heads, heads.shape[-1:], None, model.eps) * block.head_norm
-        heads = torch.addcmul(heads * rotation[0], heads.roll(model.dim // 2, -1), rotation[1])
-        q, k = heads.split([model.heads, model.kv_heads], 1)
-        for buffer, new in zip(kept, (k, v), strict=True):
-            buffer[self._rows, :, self._position] = new
+    ) -> tuple[Tensor, Low]:
+        """The residual without what the adapters of its last layer add, and that, which the next norm takes in."""
+        model, index, position = self.model, self._index, self._position
+        qkv, out, gate_up, down = block.linears
+        of_qkv, of_out, of_gate_up, of_down = groups
+        x, h, inner = decode_ops.normed(x, *low, index, block.norm_in, model.eps, *_read(of_qkv))
+        h = F.linear(h, qkv.weight, qkv.bias)
+        of_heads = (block.head_norm, model.eps, *rotation, position)
+        q = decode_ops.heads(*kept, h, *_added(inner, of_qkv), index, *of_heads)
         # The queries of one key head side by side, as if they were several steps: no keys are repeated for them.
         q = q.unflatten(1, (model.kv_heads, -1))
         keys, values = (buffer[:, :, :used] for buffer in kept)
-        h = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=model.scale)
-        x = self._product(*out, h.reshape(rows, -1), x)
-        gate, up = self._product(*gate_up, F.rms_norm(x, x.shape[-1:], block.norm_mlp, model.eps)).chunk(2, 1)
-        return self._product(*down, F.silu(gate).mul_(up), x)
-
-    def _product(self, linear: Linear, adapters: Adapters | None, h: Tensor, x: Tensor | None = None) -> Tensor:
-        """The layers of a group with their adapters; added to the residual `x` where it is given."""
-        if x is None:
-            x = F.linear(h, linear.weight, linear.bias)
-        else:
-            x.addmm_(h, linear.weight.t())
-            if linear.bias is not None:
-                x.add_(linear.bias)
-        if adapters is not None:
-            x.addmm_(F.linear(h, adapters.down).mul_(self._mask(adapters, h)), adapters.up.t())
-        return x
-
-    def _mask(self, adapters: Adapters, like: Tensor) -> Tensor:
-        """`[rows, R]`: an adapter's scaling where a column is the row's adapter's, else 0."""
-        if adapters.owner not in self._masks:
-            owner = torch.tensor([n for n, rank, _ in adapters.owner for _ in range(rank)], dtype=torch.float32)
-            scale = torch.tensor([s for _, rank, s in adapters.owner for _ in range(rank)], dtype=torch.float32)
-            owner, scale = moved([owner, scale], like.device)
-            self._masks[adapters.owner] = ((self._index.unsqueeze(1) == owner) * scale).to(like.dtype)
-        return self._masks[adapters.owner]
+        h = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=model.scale).reshape(len(x), -1)
+        inner = None if of_out is None else decode_ops.lowered(h, index, *_read(of_out))
+        x, low = _onto(x, h, out), _added(inner, of_out)
+        x, h, inner = decode_ops.normed(x, *low, index, block.norm_mlp, model.eps, *_read(of_gate_up))
+        h = F.linear(h, gate_up.weight, gate_up.bias)
+        h, inner = decode_ops.gated(h, *_added(inner, of_gate_up), index, *_read(of_down))
+        return _onto(x, h, down), _added(inner, of_down)
 
     def _grow(self) -> None:
         """A quarter more positions, layer by layer."""
@@ -379,6 +355,22 @@ class LeanDecoder:
         self._tokens = torch.empty_like(self._position)
         self._rows = self._rows[: len(rows)]
         self._look()
+
+
+def _read(adapters: Adapters | None) -> Low:
+    """What takes the inner product."""
+    return (None, None) if adapters is None else (adapters.down, adapters.scale)
+
+
+def _added(inner: Tensor | None, adapters: Adapters | None) -> Low:
+    """The inner product and what adds it to the layers' outputs."""
+    return (None, None) if adapters is None else (inner, adapters.up)
+
+
+def _onto(x: Tensor, h: Tensor, linear: Linear) -> Tensor:
+    """The residual, in place, with a layer's output."""
+    x.addmm_(h, linear.weight.t())
+    return x if linear.bias is None else x.add_(linear.bias)
 
 
 def _as_one(parts: Sequence[Any]) -> Tensor:

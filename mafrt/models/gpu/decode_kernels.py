@@ -1,0 +1,247 @@
+"""The operations of `decode_ops` as Triton kernels; arguments and results are described there.
+
+One program computes a row, or a head or a part of it. Numbers are float32 within a kernel, and rounded where the plain
+forms round. Adapters are read four or eight ranks (R) at a time, so that
+registers suffice at any rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PART = 512
+"""columns of a program that computes a part of a row"""
+WIDEST = 16384
+"""columns of a row that one program can hold"""
+
+
+def serves(tensor: Tensor) -> bool:
+    """Whether the kernels compute in the format of these numbers."""
+    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and tensor.shape[-1] <= WIDEST
+
+
+@triton.jit
+def _adapter(index):
+    """A row's adapter, the first for a row without one, whose inner products are then taken times 0."""
+    k = tl.load(index)
+    return tl.maximum(k, 0), (k >= 0).to(tl.float32)
+
+
+@triton.jit
+def _added(low, parts, up, at, ok, P: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr):
+    """What an adapter adds at the outputs `at` `[N]`: rows of `up` times the sum of the `parts` `[P]` at `low`."""
+    part = tl.arange(0, PARTS)[:, None]
+    total = tl.zeros([N], tl.float32)
+    for first in tl.static_range(0, P, R):
+        p = first + tl.arange(0, R)[None, :]
+        inner = tl.sum(tl.load(low + part * P + p, mask=part + 0 * p < parts, other=0.0), 0)
+        b = tl.load(up + at[:, None] * P + p, mask=ok[:, None], other=0.0)
+        total += tl.sum(b.to(tl.float32) * inner[None, :], 1)
+    return total
+
+
+@triton.jit
+def _inner(h, down, into, scale, at, ok, width, P: tl.constexpr, R: tl.constexpr):
+    """Write the scaled products `[P]` of `h` `[N]`, the inputs `at`, with the rows of `down` `[P, width]`."""
+    for first in tl.static_range(0, P, R):
+        p = first + tl.arange(0, R)
+        a = tl.load(down + p[:, None] * width + at[None, :], mask=ok[None, :], other=0.0)
+        tl.store(into + p, tl.sum(a.to(tl.float32) * h[None, :], 1) * scale)
+
+
+@triton.jit
+def _normed(
+    x_in, low, up, index, weight, down, scale, x_out, h_out, low_out,
+    eps, width, parts,
+    ADDS: tl.constexpr, LOWERS: tl.constexpr, P: tl.constexpr, P_OUT: tl.constexpr, N: tl.constexpr,
+    PARTS: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    # Each layer that takes the norm has a program of its own, which computes the norm anew; the first writes it.
+    row, layer, layers = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    k, acts = _adapter(index + row)
+    at = tl.arange(0, N)
+    ok = at < width
+    x = tl.load(x_in + row * width + at, mask=ok, other=0.0).to(tl.float32)
+    if ADDS:
+        x += _added(low + row * parts * P, parts, up + k * width * P, at, ok, P, N, PARTS, R)
+    rounded = x.to(x_out.dtype.element_ty)
+    x = rounded.to(tl.float32)
+    norm = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+    h = (x * norm * tl.load(weight + at, mask=ok, other=0.0).to(tl.float32)).to(h_out.dtype.element_ty)
+    if layer == 0:
+        tl.store(x_out + row * width + at, rounded, mask=ok)
+        tl.store(h_out + row * width + at, h, mask=ok)
+    if LOWERS:
+        own = tl.load(scale + k * layers + layer) * acts
+        mine = down + (k * layers + layer) * P_OUT * width
+        _inner(h.to(tl.float32), mine, low_out + (row * layers + layer) * P_OUT, own, at, ok, width, P_OUT, R)
+
+
+@triton.jit
+def _lowered(h_in, index, down, scale, low_out, width, P: tl.constexpr, N: tl.constexpr):
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    k, acts = _adapter(index + row)
+    at = part * N + tl.arange(0, N)
+    ok = at < width
+    h = tl.load(h_in + row * width + at, mask=ok, other=0.0).to(tl.float32)
+    own = tl.load(scale + k) * acts
+    _inner(h, down + k * P * width, low_out + (row * parts + part) * P, own, at, ok, width, P, 8)
+
+
+@triton.jit
+def _heads(
+    keys, values, qkv, low, up, index, norm, cos, sin, position, q_out,
+    eps, width, dim, count, kv, row_stride, head_stride, token_stride,
+    ADDS: tl.constexpr, NORMS: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    half = dim // 2
+    c = tl.arange(0, N)
+    ok = c < half
+    at = head * dim + c
+    a = tl.load(qkv + row * width + at, mask=ok, other=0.0).to(tl.float32)
+    b = tl.load(qkv + row * width + at + half, mask=ok, other=0.0).to(tl.float32)
+    if ADDS:
+        k, _ = _adapter(index + row)
+        layer = (head >= count).to(tl.int32) + (head >= count + kv).to(tl.int32)
+        mine = low + (row * 3 + layer) * P
+        a += _added(mine, 1, up + k * width * P, at, ok, P, N, 1, 8)
+        b += _added(mine, 1, up + k * width * P, at + half, ok, P, N, 1, 8)
+    a = a.to(q_out.dtype.element_ty).to(tl.float32)
+    b = b.to(q_out.dtype.element_ty).to(tl.float32)
+    if head < count + kv:
+        if NORMS:
+            inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / dim + eps)
+            a = a * inverse * tl.load(norm + at, mask=ok, other=0.0).to(tl.float32)
+            b = b * inverse * tl.load(norm + at + half, mask=ok, other=0.0).to(tl.float32)
+        here = row * dim + c
+        first = a * tl.load(cos + here, mask=ok, other=0.0).to(tl.float32)
+        first += b * tl.load(sin + here, mask=ok, other=0.0).to(tl.float32)
+        second = b * tl.load(cos + here + half, mask=ok, other=0.0).to(tl.float32)
+        second += a * tl.load(sin + here + half, mask=ok, other=0.0).to(tl.float32)
+        a, b = first, second
+    kept = row.to(tl.int64) * row_stride + tl.load(position + row) * token_stride
+    if head < count:
+        into = q_out + (row * count + head) * dim + c
+    elif head < count + kv:
+        into = keys + kept + (head - count) * head_stride + c
+    else:
+        into = values + kept + (head - count - kv) * head_stride + c
+    tl.store(into, a.to(q_out.dtype.element_ty), mask=ok)
+    tl.store(into + half, b.to(q_out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _gated(
+    gate_up, low, up, index, down, scale, h_out, low_out, width,
+    ADDS: tl.constexpr, LOWERS: tl.constexpr, P: tl.constexpr, P_OUT: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    k, acts = _adapter(index + row)
+    at = part * N + tl.arange(0, N)
+    ok = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=ok, other=0.0).to(tl.float32)
+    other = tl.load(gate_up + row * 2 * width + width + at, mask=ok, other=0.0).to(tl.float32)
+    if ADDS:
+        mine = up + k * 2 * width * P
+        gate += _added(low + row * 2 * P, 1, mine, at, ok, P, N, 1, 8)
+        other += _added(low + (row * 2 + 1) * P, 1, mine, at + width, ok, P, N, 1, 8)
+    gate = gate.to(h_out.dtype.element_ty).to(tl.float32)
+    other = other.to(h_out.dtype.element_ty).to(tl.float32)
+    acted = (gate / (1 + tl.exp(-gate))).to(h_out.dtype.element_ty).to(tl.float32)
+    h = (acted * other).to(h_out.dtype.element_ty)
+    tl.store(h_out + row * width + at, h, mask=ok)
+    if LOWERS:
+        own = tl.load(scale + k) * acts
+        into = low_out + (row * parts + part) * P_OUT
+        _inner(h.to(tl.float32), down + k * P_OUT * width, into, own, at, ok, width, P_OUT, 8)
+
+
+def normed(
+    x: Tensor,
+    low: Tensor | None,
+    up: Tensor | None,
+    index: Tensor,
+    weight: Tensor,
+    eps: float,
+    down: Tensor | None,
+    scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`decode_ops.normed`."""
+    rows, width = x.shape
+    layers, block = 1 if down is None else down.shape[1], triton.next_power_of_2(width)
+    parts = 1 if low is None else low.shape[1]
+    x_out, h = torch.empty_like(x), torch.empty_like(x)
+    inner = _space(x, (rows, layers, _rank(down, 2)))
+    _normed[rows, layers](
+        x, low, up, index, weight, down, scale, x_out, h, inner, eps, width, parts,
+        ADDS=low is not None, LOWERS=down is not None, P=_rank(up, 2), P_OUT=_rank(down, 2), N=block,
+        PARTS=triton.next_power_of_2(parts), R=8 if block <= 2048 else 4, num_warps=_warps(block),
+    )  # fmt: skip
+    return x_out, h, inner
+
+
+def lowered(h: Tensor, index: Tensor, down: Tensor, scale: Tensor) -> Tensor:
+    """`decode_ops.lowered`."""
+    rows, width = h.shape
+    parts, rank = triton.cdiv(width, PART), _rank(down, 2)
+    inner = _space(h, (rows, parts, rank))
+    _lowered[rows, parts](h, index, down, scale, inner, width, P=rank, N=PART, num_warps=_warps(PART))
+    return inner
+
+
+def heads(
+    keys: Tensor,
+    values: Tensor,
+    qkv: Tensor,
+    low: Tensor | None,
+    up: Tensor | None,
+    index: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """`decode_ops.heads`."""
+    rows, kv, _, dim = keys.shape
+    width = qkv.shape[1]
+    count, block = width // dim - 2 * kv, triton.next_power_of_2(dim // 2)
+    q = qkv.new_empty(rows, count, dim)
+    _heads[rows, count + 2 * kv](
+        keys, values, qkv, low, up, index, norm, cos, sin, position, q, eps, width, dim, count, kv, *keys.stride()[:3],
+        ADDS=low is not None, NORMS=norm is not None, P=_rank(up, 2), N=block, num_warps=1,
+    )  # fmt: skip
+    return q
+
+
+def gated(
+    gate_up: Tensor, low: Tensor | None, up: Tensor | None, index: Tensor, down: Tensor | None, scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`decode_ops.gated`."""
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    parts = triton.cdiv(width, PART)
+    h = gate_up.new_empty(rows, width)
+    inner = _space(h, (rows, parts, _rank(down, 2)))
+    _gated[rows, parts](
+        gate_up, low, up, index, down, scale, h, inner, width,
+        ADDS=low is not None, LOWERS=down is not None, P=_rank(up, 2), P_OUT=_rank(down, 2), N=PART,
+        num_warps=_warps(PART),
+    )  # fmt: skip
+    return h, inner
+
+
+def _space(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _rank(adapters: Tensor | None, axis: int) -> int:
+    return 0 if adapters is None else adapters.shape[axis]
+
+
+def _warps(block: int) -> int:
+    """Such that a thread holds some 16 numbers of eight ranks of a part, and 32 of those of a whole row."""
+    return max(4, min(16, block // 64))
