@@ -14,7 +14,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.types import Message
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
+from mafrt.scripts.cli.settings import BaseSettings, SampleSettings
 from mafrt.scripts.reporting.terminal import safe
 from mafrt.scripts.serving.trained_team import load_team, read_source
 from mafrt.scripts.serving.workflow import play_problem, workflow_of
@@ -39,7 +39,7 @@ class ChatSettings:
 COMMAND = Command(
     "chat",
     "Talk to the agents of a trained team, or give a problem to the whole team, in the terminal.",
-    (ChatSettings, ModelSettings, SampleSettings, EngineConfig),
+    (ChatSettings, BaseSettings, SampleSettings, EngineConfig),
     epilog="A run brings its own base, team and sampling; --config and flags win over them.",
     words="load_path",
 )
@@ -89,7 +89,7 @@ class Conversation:
 def chat(argv: Sequence[str]) -> int:
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ChatSettings)
-    env = None if source.loaded.run is None else workflow_of(source.loaded.run)
+    env = workflow_of(source)
     names = [*source.team.names, *(["team"] if env is not None else [])]
     if asked.agent is not None and asked.agent not in names:
         raise ConfigError(unknown("agent", asked.agent, names))

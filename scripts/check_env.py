@@ -11,7 +11,7 @@ from mafrt.environment.registry import make_env
 from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.workers import check_guarded, guarded
 from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.loading import env_arguments
+from mafrt.scripts.cli.loading import env_arguments, refuse_idle_limits
 from mafrt.scripts.cli.run_main import run_main
 
 
@@ -43,6 +43,7 @@ def check(argv: Sequence[str]) -> int:
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
+    refuse_idle_limits(settings, env)
     check_guarded(env, settings["env_timeout_s"])
     tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"
     print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")

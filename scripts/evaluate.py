@@ -238,6 +238,8 @@ def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Tea
     run = run_of(loaded)
     named = "env" in settings.flags
     if run is not None and not named:
+        if "profile_path" in settings.flags:
+            load_team(settings)  # refuses a file that is not there, for which a run's own team could stand in
         # The test split, whatever the run chose its weights by.
         prepared = rebuild(run, _changed(settings), split="test")
         for note in prepared.notes if settings["dataset_path"] is None else ():

@@ -14,7 +14,7 @@ from mafrt.environment.chat_api.server import ChatServer, Limits
 from mafrt.environment.local_server import LOOPBACK
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
+from mafrt.scripts.cli.settings import BaseSettings, SampleSettings
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.trained_team import load_team, read_source
 from mafrt.scripts.serving.workflow import workflow_of
@@ -48,7 +48,7 @@ class ServeSettings:
 COMMAND = Command(
     "serve_team",
     "Serve a trained team behind an OpenAI-compatible address: a model per agent, and `team` for its workflow.",
-    (ServeSettings, ModelSettings, SampleSettings, EngineConfig),
+    (ServeSettings, BaseSettings, SampleSettings, EngineConfig),
     epilog="A run brings its own base, team and sampling; --config and flags win over them.",
     words="load_path",
 )
@@ -67,8 +67,9 @@ def serve(argv: Sequence[str]) -> int:
     server = ChatServer(answers, host=asked.host, port=asked.port, token=token, limits=limits)
     team = None
     try:
+        env = workflow_of(source)
         team = load_team(source)
-        answers.ready(team, None if source.loaded.run is None else workflow_of(source.loaded.run))
+        answers.ready(team, env)
         with contextlib.suppress(KeyboardInterrupt):
             print(f"Models {', '.join(answers.models(''))} at {server.url}/v1; Ctrl-C ends it.", flush=True)
             server.wait()

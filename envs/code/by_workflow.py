@@ -61,6 +61,5 @@ def _refuse_options(given: dict[str, Any]) -> None:
         if empty or value == without_effect.get(name):
             continue
         raise ConfigError(
-            f"workflow {CODER_TESTER!r} has no setting {name}; leave it out, or take another workflow, such as "
-            "'solver_verifier'"
+            f"workflow {CODER_TESTER!r} has no setting {name}; leave it out, or take another --workflow that has it"
         )

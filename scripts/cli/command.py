@@ -163,7 +163,8 @@ class Command:
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
         words, known = [underscored(word) for word in argv], self.settings(algorithm)
-        refuse_values_of_switches(words, [name for name, setting in known.items() if setting.kind is bool])
+        switches = [name for name, setting in known.items() if setting.kind is bool]
+        refuse_values_of_switches(words, switches, self.words)
         typed, rest = parser.parse_known_args(words)
         refuse_with_reason(rest, self.refused)
         refuse_unknown(rest, [*known], self._holders, self.words)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mafrt.config.algorithm import algorithm_class
+from mafrt.config.team import Team
 from mafrt.core.distributed import started
 from mafrt.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mafrt.runners.algorithm import RunAlgorithm
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class DependentFlags:
     flags: tuple[str, ...]
     """names; a trailing `*` stands for any ending"""
     used: Callable[[Mapping[str, Any]], object]
-    """whether they have an effect, given all values by name"""
+    """whether they have an effect, given all values by name; later also those of `of_team` and `of_rule`"""
     remedy: str
     """what to give with them"""
 
@@ -37,6 +40,7 @@ DEPENDENCES = (
     DependentFlags(("coach_max_tokens",), lambda v: v["coach"] != "rules", "a coach that is a model"),
     DependentFlags(("kl_horizon",), lambda v: v["kl_target"] is not None, "--kl_target"),
     DependentFlags(("kl_estimator",), lambda v: v["kl_in"] != "reward", "--kl_in loss"),
+    DependentFlags(("reference", "kl_in", "kl_estimator"), lambda v: any(v["own"]("kl_coef")), "--kl_coef"),
     DependentFlags(
         ("problem_field", "answer_field"),
         # Other environments take none of these, and say so.
@@ -51,8 +55,46 @@ DEPENDENCES = (
         "--engine vllm",
     ),
     DependentFlags(
-        ("entropy_schedule",), lambda v: v["entropy_coef"] is None or v["entropy_coef"] > 0, "--entropy_coef"
+        ("max_batch_rows",),
+        # `chat` and `serve_team` ask any engine for so many at once.
+        lambda v: v["engine"] != "vllm" or not ("k" in v or "n_samples" in v),
+        "--engine local",
     ),
+    DependentFlags(("entropy_schedule",), lambda v: any(v["own"]("entropy_coef")), "--entropy_coef"),
+    DependentFlags(("outcome_to",), lambda v: any(v["own"]("outcome_weight")), "an --outcome_weight"),
+    DependentFlags(("outcome_veto",), lambda v: any(v["own"]("process_weight")), "a --process_weight"),
+    DependentFlags(("influence_similarity",), lambda v: any(v["own"]("influence_weight")), "an --influence_weight"),
+    # Of gigpo, whose episode part reads none of them.
+    DependentFlags(("similarity",), lambda v: any(v["own"]("step_weight")), "a --step_weight"),
+    DependentFlags(("gamma",), lambda v: v["algorithm"] != "gigpo" or any(v["own"]("step_weight")), "a --step_weight"),
+    DependentFlags(
+        ("critic_epoch", "huber_delta", "value_clip"), lambda v: any(v["own"]("critic_lr")), "a --critic_lr above 0"
+    ),
+    DependentFlags(("lr",), lambda v: v["learning"], "an agent that learns (freeze fewer)"),
+    DependentFlags(
+        (
+            *("lr_schedule", "lr_warmup", "lr_follows_signal", "step_kl", "ppo_epoch", "weight_decay", "optimizer"),
+            *("gradient_checkpointing", "normalization_mode", "clip_param", "clip_high", "dual_clip", "target_kl"),
+            *("entropy_coef", "entropy_schedule", "warmup_steps", "agent_iteration_interval"),
+        ),
+        lambda v: v["moving"],
+        "an agent that learns (freeze fewer, or give an --lr above 0)",
+    ),
+    DependentFlags(
+        ("agent_iteration_interval",),
+        lambda v: len(v["learning"]) > 1 or v["algorithm"] == "cory",
+        "two agents that learn",
+    ),
+    DependentFlags(
+        ("keep_last", "keep_every"),
+        lambda v: v["save_interval"] or v["load_path"],
+        "a --save_interval above 0, since the last checkpoint is the only one",
+    ),
+    # Of `evaluate`, whose k samples of a task are drawn; the greedy one is not.
+    DependentFlags(("temperature", "top_p", "top_k"), lambda v: v["k"] or v["baselines"], "sampled answers (--k N)"),
+    # Of `serve_vllm`, where the team is that of a file.
+    DependentFlags(("n_agents",), lambda v: v["servers"] and v["profile_path"], "--profile_path FILE"),
+    DependentFlags(("ray_vllm_flags",), lambda v: v["ray_vllm"], "--ray_vllm N"),
     DependentFlags(("league_interval",), lambda v: v["league"] > 0, "--league N"),
     DependentFlags(("max_rollbacks",), lambda v: v["on_collapse"] == "rollback", "--on_collapse rollback"),
     DependentFlags(
@@ -134,7 +176,7 @@ DEPENDENCES = (
     DependentFlags(("process_weight", "outcome_veto"), lambda v: v["coach"] != "none", "--coach"),
     DependentFlags(
         ("overlong_penalty",),
-        lambda v: v["overlong_buffer"] or getattr(algorithm_class(v["algorithm"]), "overlong_buffer", 0),
+        lambda v: any(v["own"]("overlong_buffer")),
         "--overlong_buffer SHARE",
     ),
     DependentFlags(("transcript_max_mib",), lambda v: v["transcript_share"] > 0, "--transcript_share SHARE"),
@@ -142,6 +184,28 @@ DEPENDENCES = (
         ("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"
     ),
 )
+
+
+def of_team(team: Team, freeze: Collection[str], lr: float) -> dict[str, Any]:
+    """What flags depend on and only the team decides: the agents that learn.
+
+    `learning` are the agents that are not frozen, `moving` those of them whose learning rate is above 0.
+    """
+    frozen = team.frozen(freeze)
+    learning = [agent for agent in team.agents if agent.name not in frozen]
+    return {
+        "learning": learning,
+        "moving": [agent for agent in learning if team.settings_for(agent.adapter, ("lr",)).get("lr", lr)],
+    }
+
+
+def of_rule(rule: RunAlgorithm) -> dict[str, Any]:
+    """The algorithm's settings: `own(NAME)` are the values of one, of which the team file may give agents their own.
+
+    Empty for a setting that the algorithm has not.
+    """
+    settings = (rule.settings, *rule.own.values())
+    return {"own": lambda name: [getattr(each, name) for each in settings if hasattr(each, name)]}
 
 
 def refuse_ineffective(typed: Collection[str], values: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from mafrt.runners.offline.next_states import next_states
 from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, recorded_turns
 from mafrt.runners.progress import Terminal, offline_words
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.dependent_flags import of_team, refuse_ineffective
 from mafrt.scripts.cli.go_on import INTERRUPTED, go_on, interrupted
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
@@ -164,6 +165,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     for note in settings.notes:
         print(note)
     source = read(settings, task)
+    refuse_ineffective(settings.flags, {**settings.values, **of_team(source.team, config.team.freeze, config.learn.lr)})
     check_format(settings)
     models = check_models(settings, source.team)
     check_limits(config, source.team, models, tokens_given=False)

@@ -28,6 +28,7 @@ from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.dependent_flags import of_rule, of_team, refuse_ineffective
 from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, refuse_idle_limits, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -183,8 +184,8 @@ def _check(
     # Before a model is loaded, and again by the runner, which knows the base.
     refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, team)
-    if not rule.reference and (idle := settings.flags & {"reference", "kl_in", "kl_estimator"}):
-        raise ConfigError(f"--{min(idle)} has no effect without --kl_coef; give that too, or leave it out.")
+    known = of_team(team, config.team.freeze, config.learn.lr) | of_rule(rule)
+    refuse_ineffective(settings.flags, {**settings.values, **known})
     coach = prepare_coach(config, env)
     given = "max_new_tokens" in settings.given
     layout = Processes(*started())

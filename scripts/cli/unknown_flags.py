@@ -15,7 +15,6 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 _HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 _DASHES = ("-", "\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 """The hyphen, and what text processors make of it."""
-_SWITCHED = ("true", "false", "yes", "no", "on", "off", "1", "0", "none")
 
 
 def advice(name: str, options: Collection[str]) -> str | None:
@@ -63,15 +62,20 @@ def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], 
     return unknown(kind, shown, [f"{dashes}{option}" for option in known] + (["--config"] if dashes else []))
 
 
-def refuse_values_of_switches(words: Sequence[str], switches: Collection[str]) -> None:
-    """ConfigError for `--log_episodes false` and `--log_episodes=false`: switches stand alone."""
+def refuse_values_of_switches(words: Sequence[str], switches: Collection[str], first: str | None = None) -> None:
+    """ConfigError for `--log_episodes false` and `--log_episodes=false`: switches stand alone.
+
+    `first`: as for `refuse_unknown`.
+    """
+    before = "" if first is None else f" (values of --{first} may stand before all flags)"
     for word, after in pairwise([*words, "-"]):
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").removeprefix("no-")
-        if name in switches and flag.startswith("--") and (equals or after.lower() in _SWITCHED):
+        follows = not after.startswith(_DASHES) and not _HYDRA.match(after)
+        if name in switches and flag.startswith("--") and (equals or follows):
             raise ConfigError(
                 f"--{name} takes no value, found {value if equals else after!r}; write --{name} to switch it on, "
-                f"--no-{name} to switch it off."
+                f"--no-{name} to switch it off{before}."
             )
 
 
@@ -93,7 +97,7 @@ def refuse_unknown(
         if item.startswith("-") and (said := advice(item.lstrip("-"), known)) is not None:
             raise ConfigError(f"There is no flag {item!r}; {said}.")
     if rest:
-        before = "" if first is None else f" (those of --{first} may stand before all flags)"
+        before = "" if first is None else f" (values of --{first} may stand before all flags)"
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2{before}.")
 
 

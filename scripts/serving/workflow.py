@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mafrt.core.errors import MafrtError
+from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import Episode
 from mafrt.envs.math import MathEnv
 from mafrt.envs.math.tasks import Task
 from mafrt.rollout.ask import one_episode
 from mafrt.rollout.player import Player
+from mafrt.scripts.cli.loading import refuse_idle_limits
 from mafrt.scripts.cli.recorded_run import rebuild
-from mafrt.scripts.serving.trained_team import TrainedTeam
+from mafrt.scripts.serving.trained_team import Source, TrainedTeam
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
 
 
-def workflow_of(run: Path) -> MathEnv | None:
-    """The run's environment, if it poses problems that a user can pose too; None for others."""
-    try:
-        env = rebuild(run).env.unwrapped
-    except MafrtError:
+def workflow_of(source: Source) -> MathEnv | None:
+    """The environment of the run, if it poses problems that a user can pose too; None for others.
+
+    Raises:
+        ConfigError: a sandbox is typed, and no program would run in it.
+    """
+    settings, env = source.settings, None
+    changed = {name: settings[name] for name in ("sandbox",) if name in settings.flags}
+    # Where the environment cannot be built here, the agents can be talked to all the same.
+    with contextlib.suppress(MafrtError):
+        env = None if source.loaded.run is None else rebuild(source.loaded.run, changed).env
+    if changed and (env is None or not isinstance(env.unwrapped, MathEnv)):
+        raise ConfigError("No workflow of this team is played here, so that --sandbox has no effect; leave it out.")
+    if env is None:
         return None
-    return env if isinstance(env, MathEnv) else None
+    refuse_idle_limits(settings, env)
+    return env.unwrapped if isinstance(env.unwrapped, MathEnv) else None
 
 
 def play_problem(

@@ -386,6 +386,35 @@ serve_tinker run                                                | stands alone
 export run --push_to_hub mine                                   | expected USER/NAME
 export run --push_to_hub a/b/c                                  | expected USER/NAME
 export run --push_to_hub "user/na me"                           | expected USER/NAME
+train_math --freeze all --lr 1e-3                               | has no effect without an agent that learns
+train_math --freeze all --ppo_epoch 3                           | has no effect without an agent that learns
+train_math --freeze reasoner actor --lr_schedule cosine         | has no effect without an agent that learns
+train --env sudoku --freeze all --entropy_coef .1               | has no effect without an agent that learns
+train_math --lr 0 --weight_decay .1                             | has no effect without an agent that learns
+train_sft --records_path sft.jsonl --lr 0 --lr_warmup 3         | has no effect without an agent that learns
+train_math --freeze actor --agent_iteration_interval 3          | has no effect without two agents that learn
+train_math --workflow single --agent_iteration_interval 3 --profile_path one.json | without two agents that learn
+train_math --algorithm dr_mamr --n_samples 4 --influence_weight 0 --influence_similarity .5 | --influence_weight
+train_math --algorithm gigpo --n_samples 4 --step_weight 0 --similarity .5 | without a --step_weight
+train_math --algorithm gigpo --n_samples 4 --step_weight 0 --gamma .5 | without a --step_weight
+train_math --entropy_schedule linear                            | has no effect without --entropy_coef
+train_math --coach rules --process_weight 0 --outcome_veto      | has no effect without a --process_weight
+train_math --outcome_weight 0 --outcome_to all                  | has no effect without an --outcome_weight
+train_math --critic_lr 0 --critic_epoch 3                       | has no effect without a --critic_lr
+train_math --save_interval 0 --keep_every 5                     | has no effect without a --save_interval
+train_math --ray auto --ray_vllm_flags "--servers 2"            | has no effect without --ray_vllm
+evaluate --k 0 --temperature .3                                 | has no effect without sampled answers
+evaluate --load_path run --profile_path nope.json               | There is no team file
+serve_vllm --n_agents 2                                         | has no effect without --profile_path
+check_env sudoku --env_timeout_s 3                              | needs no deadline
+chat run --sandbox degraded                                     | leave --sandbox out
+chat game --sandbox degraded                                    | leave it out
+serve_team run --sandbox degraded                               | leave --sandbox out
+chat run --profile_path nope.json                               | There is no flag '--profile_path' here
+serve_team run --n_agents 7                                     | There is no flag '--n_agents' here
+collect run --dataset dpo                                       | --dataset takes no value
+info --algorithms dpo                                           | --algorithms takes no value
+train_code --tools calculator                                   | that has it
 export run --public                                             | --push_to_hub USER/NAME
 report run --live --output x.html                               | without --live
 """
@@ -431,6 +460,7 @@ FILES = {
     "typo.yaml": "learing_rate: 1\n",
     "object.json": '{"a": 1}',
     "team_typo.json": '[{"role": "a", "temprature": 1}]',
+    "one.json": '[{"role": "reasoner", "with_answer": true}]',
     "team_twice.json": '[{"role": "a"}, {"role": "a"}]',
     "empty.jsonl": "",
     "data.jsonl": "".join(json.dumps({"problem": f"{n}+1", "answer": f"{n + 1}"}) + "\n" for n in range(20)),
