@@ -150,6 +150,36 @@ def test_a_request_that_comes_twice_is_one_step(server):
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
+class Slow(Walk):
+    """Its step takes until `let` is set."""
+
+    let = threading.Event()
+
+    def step(self, actions):
+        self.let.wait(20)
+        return super().step(actions)
+
+
+def test_calls_that_their_client_has_left_hold_no_thread():
+    server = serve(env=Session(Slow()))
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = rpc.EnvironmentStub(channel)
+            session = stub.Open(pb.OpenRequest(name="Walk")).id
+            stub.Reset(pb.ResetRequest(session=session, seed=4, task=0))
+            ask = pb.StepRequest(session=session, number=0, actions=[pb.Action(agent="left", text="a")])
+            left = [stub.Step.future(ask, timeout=0.5) for _ in range(40)]
+            assert all(call.exception() is not None for call in left)
+            time.sleep(0.5)
+            assert stub.Describe(pb.DescribeRequest(name="Walk"), timeout=10).name == "Walk"
+            Slow.let.set()
+            # The step that was asked for first was played, and once.
+            assert stub.Step(ask, timeout=10) == stub.Step(ask, timeout=10)
+    finally:
+        Slow.let.set()
+        server.close()
+
+
 def test_health_needs_no_token_and_everything_else_does(monkeypatch):
     guarded = serve(token="secret")
     try:

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVICE = "mafrt.environment.v1.Environment"
 _THREADS = 32
+_LOOK_S = 0.1
+"""interval in which a call that waits for its session looks whether its client is still there"""
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,16 @@ class EnvironmentServer:
             opened = self._sessions.get(name)
         if opened is None:
             _abort(context, grpc.StatusCode.NOT_FOUND, "no such session: idle for too long, or of another server")
-        with opened.lock:
+        # A call that its client has left must not hold a thread for as long as the one before it takes.
+        while not opened.lock.acquire(timeout=_LOOK_S):
+            if not context.is_active():
+                _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
+        try:
             opened.used = time.monotonic()
             yield opened
             opened.used = time.monotonic()
+        finally:
+            opened.lock.release()
 
     def _answer(self, session: Session, method: str, call: Callable[[], Any], reply: Callable[..., Any]) -> Any:
         """The reply of a call; an error of the environment is a reply too."""
