@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mafrt.core.errors import MissingExtraError
@@ -25,8 +27,13 @@ SEARCH_S = 60.0
 _HEADERS = {"X-Content-Type-Options": "nosniff"}
 
 
-def retrieve(index: Bm25, body: Any, topk: int) -> dict[str, Any]:
-    """The reply to one request; `topk` is the default. Raises ValueError with a sentence for a wrong request."""
+def retrieve(index: Bm25, body: Any, topk: int, given_up: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """The reply to one request; `topk` is the default. `given_up` is asked before each query.
+
+    Raises:
+        ValueError: a wrong request, in a sentence.
+        TimeoutError: the request was given up.
+    """
     if not isinstance(body, Mapping):
         raise ValueError(f"expected an object with 'queries', found {brief(body)}")
     queries, most, scored = body.get("queries"), body.get("topk"), body.get("return_scores", False)
@@ -39,7 +46,11 @@ def retrieve(index: Bm25, body: Any, topk: int) -> dict[str, Any]:
         raise ValueError(f"'topk' must be a whole number in 1..{MOST_TOPK}, found {brief(most)}")
     if not isinstance(scored, bool):
         raise ValueError(f"'return_scores' must be true or false, found {brief(scored)}")
-    results = [index.search(query, most) for query in queries]
+    results = []
+    for query in queries:
+        if given_up():
+            raise TimeoutError
+        results.append(index.search(query, most))
     if not scored:
         return {"result": [[passage.document() for passage, _ in hits] for hits in results]}
     return {
@@ -76,13 +87,26 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
     async def post(request: Any) -> Any:
         check(request, body=True)
         body = await read_json(request, BODY_MIB)
+        left, ends = threading.Event(), time.monotonic() + SEARCH_S
+
+        async def watch() -> None:
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.2)
+            left.set()
+
+        # A thread cannot be ended from outside, and those of clients that have left would be missing for the others.
+        watching = asyncio.create_task(watch())
         try:
-            async with asyncio.timeout(SEARCH_S):
-                return JSONResponse(await run_in_threadpool(retrieve, index, body, topk), headers=_HEADERS)
+            found = await run_in_threadpool(
+                retrieve, index, body, topk, lambda: left.is_set() or time.monotonic() > ends
+            )
+            return JSONResponse(found, headers=_HEADERS)
         except ValueError as error:
             raise RefusedError(422, str(error)) from error
         except TimeoutError:
             raise RefusedError(503, f"the search took longer than {SEARCH_S:g} s; ask for less") from None
+        finally:
+            watching.cancel()
 
     async def health(request: Any) -> Any:
         check(request, body=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import threading
@@ -258,6 +259,33 @@ def test_a_retriever_that_lies_or_hangs_loses_the_episode(liar):
         SearchEnv(retriever=url)
     with pytest.raises(EnvError, match="cannot be reached"):
         HttpRetriever("http://127.0.0.1:9/retrieve").search("q", 1)
+
+
+def test_a_search_whose_client_has_left_ends():
+    asked = []
+
+    class Slow:
+        passages = ()
+
+        def search(self, query, topk):
+            asked.append(query)
+            time.sleep(0.02)
+            return []
+
+    body = json.dumps({"queries": ["x"] * 512}).encode()
+    head = {"type": "http", "method": "POST", "path": "/retrieve", "query_string": b"", "server": ("127.0.0.1", 80)}
+    head["headers"] = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
+    sent = []
+
+    async def receive():
+        return messages.pop() if len(messages) > 1 else messages[0]
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(Slow())(head, receive, send))
+    assert len(asked) < 256 and sent[0]["status"] == 503
 
 
 def test_the_server_answers_in_search_r1s_form_and_refuses_the_rest(monkeypatch):
