@@ -111,7 +111,9 @@ OWN: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 4,
     },
     "rwkv": {"attention_hidden_size": 64},
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "n_mamba_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }
 """What single families need beyond it."""
 

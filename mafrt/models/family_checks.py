@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mafrt.core.errors import ModelError
 from mafrt.core.text import error_line
-from mafrt.models import delta_rule
+from mafrt.models import delta_rule, logprobs
 from mafrt.models.adapter_routing import AdapterRouting
 
 log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ def settle(base: Any) -> None:
     Raises:
         ModelError: the model is no causal language model that adapters can be trained on; the reason is named.
     """
-    if base.config.model_type in KNOWN:
-        return
-    delta_rule.quicken(base.model)
+    known = base.config.model_type in KNOWN
+    if not known:
+        delta_rule.quicken(base.model)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
     try:
@@ -90,14 +90,22 @@ def settle(base: Any) -> None:
             f"{base.name} ({base.config.model_type}) is no causal language model: what it computes at a token depends "
             "on the tokens behind it; expected one that reads from left to right"
         )
+    if known:  # its own settings may have it read both ways; all else is tested
+        return
 
-    def right(through_head: bool) -> bool:
-        base.through_head = through_head
-        return close(_tried(lambda: base.logits(_states(base, ids))), logits)
+    named = base.logit_form
 
-    if not right(through_head=False) and base.packs:
+    def right(through_head: bool, *, search: bool) -> bool:
+        base.through_head, base.logit_form = through_head, logprobs.PLAIN if search else named
+        products = _tried(lambda: base.logits(_states(base, ids)))
+        if search and products is not None:
+            base.logit_form = logprobs.LogitForm.found(base.config, products, logits)
+            products = base.logit_form(products)
+        return close(products, logits)
+
+    if base.packs and not (right(False, search=False) or right(False, search=True)):
         base.unpack()
-    if not right(through_head=False) and not right(through_head=True):
+    if not any(right(through_head, search=search) for search in (False, True) for through_head in (False, True)):
         raise ModelError(
             f"{base.name} ({base.config.model_type}): its logits are not its output layer applied to hidden states, "
             "perhaps scaled or capped; such models cannot be trained here"
@@ -197,7 +205,10 @@ def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
 
 def _of_model(base: Any, ids: Tensor) -> Tensor:
     """The model's own logits of each row alone."""
-    return torch.cat([base.model(input_ids=row.unsqueeze(0)).logits for row in ids])
+    takes = arguments(base.model.forward)
+    # Some that can read text cannot fill the cache that they make for themselves.
+    bare = {"use_cache": False} if takes is None or "use_cache" in takes else {}
+    return torch.cat([base.model(input_ids=row.unsqueeze(0), **bare).logits for row in ids])
 
 
 def _continues(base: Any, ids: Tensor) -> bool:

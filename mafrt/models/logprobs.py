@@ -14,6 +14,7 @@ arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio wei
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -46,6 +47,20 @@ class LogitForm:
         factor /= float(getattr(config, "logits_scaling", None) or 1.0)
         cap = getattr(config, "final_logit_softcapping", None)
         return LogitForm(factor, None if cap is None else float(cap))
+
+    @staticmethod
+    def found(config: Any, products: Tensor, logits: Tensor) -> LogitForm:
+        """The form by which a model comes from `products` to `logits`, both `[..., V]`: of the numbers in its
+        configuration, whatever they are called there, those that come nearest."""
+        numbers = {
+            name: float(value)
+            for name, value in config.to_dict().items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+        }
+        factors = dict.fromkeys((1.0, *numbers.values(), *(1 / value for value in numbers.values())))
+        caps = (None, *(value for name, value in numbers.items() if "cap" in name))
+        forms = [LogitForm(factor, cap) for cap in caps for factor in factors]
+        return min(forms, key=lambda form: float((form(products) - logits).abs().max()))
 
     @property
     def plain(self) -> bool:

@@ -256,9 +256,16 @@ class SharedBase(AdaptedModel):
 
     @property
     def context_window(self) -> int:
-        """Max sequence length of the model, prompt and answer together, in tokens."""
+        """Max sequence length of the model, prompt and answer together, in tokens.
+
+        With LongRoPE (Phi-3 and 4) up to where its second set of angles begins: transformers chooses one by the longest
+        row of a batch, so that a longer row would change what its neighbours compute.
+        """
         # Recurrences have no largest position.
-        return int(getattr(self.config, "max_position_embeddings", None) or 2**20)
+        longest = int(getattr(self.config, "max_position_embeddings", None) or 2**20)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+        return min(longest, int(first or longest))
 
     @property
     def eos_ids(self) -> frozenset[int]:

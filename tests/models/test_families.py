@@ -204,6 +204,50 @@ def test_a_model_that_reads_later_tokens_is_refused():
         SharedBase(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer(), "bert")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("falcon_h1", {"lm_head_multiplier": 0.0390625}),
+        ("hyperclovax", {"logits_scaling": 0.125}),
+        ("recurrent_gemma", {"logits_soft_cap": 3.0}),
+        ("nanochat", {"final_logit_softcapping": 2.0}),
+    ],
+)
+def test_logits_are_scaled_and_capped_as_the_configuration_says_under_any_name(model_type, changes):
+    model = tiny(model_type, **changes)
+    ids = torch.randint(5, VOCAB, (1, 11), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits.log_softmax(-1)
+        base = SharedBase(model, tiny_tokenizer(), model_type)
+        found, _ = base.token_logprobs(base.forward(ids, None, torch.tensor([-1]))[0, :-1], ids[0, 1:])
+    torch.testing.assert_close(found, expected[0, :-1].gather(1, ids[0, 1:, None])[:, 0], atol=1e-4, rtol=1e-4)
+
+
+def test_a_known_family_that_is_set_to_read_both_ways_is_refused():
+    with pytest.raises(ModelError, match="no causal language model"):
+        SharedBase(tiny("gemma3_text", use_bidirectional_attention=True), tiny_tokenizer(), "gemma3")
+
+
+def test_a_model_that_cannot_fill_its_own_cache_reads_every_row_anew():
+    base = SharedBase(tiny("xlstm"), tiny_tokenizer(), "xlstm")
+    assert LocalEngine(base, eos_ids=()).decoding == "no cache"
+
+
+@pytest.mark.parametrize("kind", ["phi3", "llama"])
+def test_a_row_computes_the_same_whatever_the_length_of_its_neighbours(kind):
+    """LongRoPE has two sets of angles, and the longest row of a batch would choose for all."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [1.0, 2.0, 3.0, 5.0] * 2}
+    base = SharedBase(tiny(kind, max_position_embeddings=64, rope_parameters=rope), tiny_tokenizer(), kind)
+    longest = base.context_window
+    ids = torch.randint(5, VOCAB, (2, longest), generator=torch.Generator().manual_seed(2))
+    real = torch.ones_like(ids)
+    real[0, 8:] = 0
+    both = base.forward(ids, real, torch.tensor([-1, -1]))
+    torch.testing.assert_close(both[0, :8], base.forward(ids[:1, :8], None, torch.tensor([-1]))[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(both[1], base.forward(ids[1:], None, torch.tensor([-1]))[0], atol=1e-4, rtol=0)
+
+
 def test_a_model_whose_backward_pass_leaves_adapters_out_is_refused():
     with pytest.raises(ModelError, match="no gradient reaches"):
         SharedBase(tiny("reformer"), tiny_tokenizer(), "reformer")
