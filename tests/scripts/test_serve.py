@@ -103,6 +103,19 @@ def test_models_are_the_agents_and_the_team(served):
     assert [model.id for model in client.models.list()] == ["reasoner", "actor", "team"]
 
 
+def test_one_model_can_be_asked_for_by_its_name(served):
+    from anthropic import Anthropic
+
+    server, _, client = served
+    assert client.models.retrieve("actor").id == "actor"
+    with pytest.raises(NotFoundError, match="reasoner, actor, team"):
+        client.models.retrieve("nobody")
+    for base_url in (server.url, f"{server.url}/v1"):
+        with Anthropic(base_url=base_url, api_key="x", max_retries=0, timeout=30) as other:
+            assert other.models.retrieve("actor").id == "actor"
+            assert [model.id for model in other.models.list()] == ["reasoner", "actor", "team"]
+
+
 def test_an_answer_is_the_engines(served):
     _, team, client = served
     reply = client.chat.completions.create(model="actor", messages=ASK, seed=7)

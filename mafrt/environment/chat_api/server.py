@@ -133,11 +133,12 @@ class ChatServer(LocalServer):
             # Anthropic's clients add /v1 to their address, also to one that ends in it already.
             for again in ("", "/v1"):
                 routes += [Route(f"{prefix}{again}{api.path}", self._calling(api), methods=["POST"]) for api in APIS]
-                routes += [Route(f"{prefix}{again}{MESSAGES.path}/count_tokens", self._count, methods=["POST"])]
-            routes += [
-                Route(f"{prefix}/v1/models", self._models, methods=["GET"]),
-                Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]),
-            ]
+                routes += [
+                    Route(f"{prefix}{again}{MESSAGES.path}/count_tokens", self._count, methods=["POST"]),
+                    Route(f"{prefix}{again}/v1/models", self._models, methods=["GET"]),
+                    Route(f"{prefix}{again}/v1/models/{{name:path}}", self._models, methods=["GET"]),
+                ]
+            routes.append(Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]))
         handlers: dict[Any, Any] = {ApiError: _error, RefusedError: _refused, 404: _unknown, 405: _unknown}
         return Starlette(routes=[_safely(route) for route in routes], exception_handlers=handlers)
 
@@ -236,7 +237,15 @@ class ChatServer(LocalServer):
 
     async def _models(self, request: Any) -> Any:
         self._check(request)
-        return _json_response(model_list(self.answers.models(request.path_params.get("key", ""))))
+        listed = model_list(self.answers.models(request.path_params.get("key", "")))
+        if (name := request.path_params.get("name")) is None:
+            return _json_response(listed)
+        named = {model["id"]: model for model in listed["data"]}
+        if name not in named:
+            raise ApiError(
+                404, f"there is no model {shortened(name)!r}; there are {', '.join(named)}", "model_not_found"
+            )
+        return _json_response(named[name])
 
     async def _count(self, request: Any) -> Any:
         self._check(request, body=True)
