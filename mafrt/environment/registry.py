@@ -100,6 +100,8 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
         factory = wrapped
     try:
         env = factory(**kwargs)
+        if not isinstance(env, Env) and (wrapped := adapted(type(env), factory)) is not None:
+            env = wrapped(**kwargs)  # by a function that makes an environment of another library
     except MafrtError:
         raise
     except Exception as error:

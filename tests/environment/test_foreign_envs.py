@@ -59,6 +59,18 @@ class Wrong(Pair):
         return "only", 1.0
 
 
+def pair(rounds=1):
+    return Pair()
+
+
+def parallel_env():
+    """As the modules of PettingZoo's games name theirs."""
+    from mafrt.environment.to_pettingzoo import ParallelPettingZoo
+    from test_foreign_envs import Talk
+
+    return ParallelPettingZoo(Talk())
+
+
 class Empty:
     pass
 
@@ -124,6 +136,15 @@ def test_lists_have_one_entry_per_agent(plain):
     result = env.step({"agent_0": "a", "agent_1": "b"})
     assert env.unwrapped.inner.heard == ["a", "b"]
     assert result.terminated and result.rewards == {"agent_0": 1.0, "agent_1": 0.5}
+
+
+def test_a_function_that_makes_a_foreign_environment_is_one(plain):
+    env = make_env(f"{plain}:pair", rounds=2)
+    assert env.reset(seed=0)[0] == {"agent_0": "you are first", "agent_1": "you are second"}
+    assert env.class_name == "pair" and type(env.unwrapped).__module__ == plain
+    game = make_env(f"{plain}:parallel_env")
+    check_env(game)
+    assert set(game.agents) == {"ann", "bob", "judge"}
 
 
 def test_faults_of_plain_classes_are_one_sentence(plain):
