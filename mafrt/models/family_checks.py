@@ -63,6 +63,15 @@ def cache_name(forward: Callable[..., Any]) -> str:
     return next((name for name in ("past_key_values", "cache_params", "state") if name in names), "past_key_values")
 
 
+def steady_window(config: Any) -> int | None:
+    """Tokens up to which a row computes the same whatever its neighbours, where that is not the whole window.
+
+    With LongRoPE (Phi-3 and 4) transformers chooses one of two sets of angles by the longest row of a batch.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+
 @torch.no_grad()
 def settle(base: Any) -> None:
     """Choose the paths of a family that is not known.

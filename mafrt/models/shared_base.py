@@ -70,6 +70,7 @@ class SharedBase(AdaptedModel):
         """whether hidden states are taken at the head's input, since the model computes more between body and head"""
         self._takes = family_checks.arguments(self.inner.forward)
         self._cache_name = family_checks.cache_name(self.inner.forward)
+        self._window = family_checks.steady_window(self.config)
         self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
         self._recomputes = False
@@ -256,16 +257,9 @@ class SharedBase(AdaptedModel):
 
     @property
     def context_window(self) -> int:
-        """Max sequence length of the model, prompt and answer together, in tokens.
-
-        With LongRoPE (Phi-3 and 4) up to where its second set of angles begins: transformers chooses one by the longest
-        row of a batch, so that a longer row would change what its neighbours compute.
-        """
+        """Max sequence length of the model, prompt and answer together, in tokens."""
         # Recurrences have no largest position.
-        longest = int(getattr(self.config, "max_position_embeddings", None) or 2**20)
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
-        return min(longest, int(first or longest))
+        return self._window or int(getattr(self.config, "max_position_embeddings", None) or 2**20)
 
     @property
     def eos_ids(self) -> frozenset[int]:
