@@ -7,7 +7,9 @@ computed by torch: slower, with the same results up to rounding.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -158,7 +160,20 @@ def _is_whole(path: Path) -> bool:
 
 
 def _compiled(compiler: str, folder: Path) -> ctypes.CDLL:
-    """The library in a folder, made if it is not there whole, or does not load. Errors as of `_loaded`."""
+    """The library in a folder, made if it is not there whole, or does not load. Errors as of `_loaded`.
+
+    Of processes that start together one compiles and the others wait for it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: each compiles
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        return _made(compiler, folder)
+    finally:
+        os.close(handle)
+
+
+def _made(compiler: str, folder: Path) -> ctypes.CDLL:
     target = folder / f"{_fingerprint(compiler)}.so"
     if _is_whole(target):
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_kernels import without_avx512
+from helpers_warm import start_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,10 +50,36 @@ def test_a_machine_with_a_compiler_has_the_kernels():
     assert decode_kernels(torch.float64, "cpu") is None and decode_kernels(torch.float32, "cuda") is None
 
 
+@pytest.fixture
+def two_sources(monkeypatch, tmp_path):
+    """Two files that compile in no time. The real ones are compiled without threads by `without_avx512`."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    loop = "#pragma omp parallel for\nfor (long i = 0; i < n; i++) x[i] = 1;"
+    (folder / "attend.c").write_text(f"void attend_f32(long n, float *x) {{\n{loop}\n}}\n")
+    (folder / "rows.c").write_text("int learn_attention(void) { return 7; }\n")
+    monkeypatch.setattr(library_module, "SOURCE", folder)
+
+
 def fresh_library(monkeypatch, tmp_path):
     """As a new process with an empty cache would load it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return library_module.library.__wrapped__()
+
+
+def test_processes_that_start_together_compile_once(monkeypatch, tmp_path, two_sources):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *attend.c*) echo >>{calls}; sleep 0.3;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    loaded = f"""from pathlib import Path
+from mafrt.cpu import library
+library.SOURCE = Path({str(library_module.SOURCE)!r})
+raise SystemExit(library.library.__wrapped__().learn_attention())"""
+    processes = [start_python("-c", loaded) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [7, 7, 7]
+    assert len(calls.read_text().splitlines()) == 1
 
 
 def test_the_switch_leaves_them_out(monkeypatch, tmp_path):
@@ -61,17 +88,18 @@ def test_the_switch_leaves_them_out(monkeypatch, tmp_path):
     assert not (tmp_path / "mafrt").exists()
 
 
-def test_a_compiler_without_the_library_of_threads(monkeypatch, tmp_path):
+def test_a_compiler_without_the_library_of_threads(monkeypatch, tmp_path, two_sources):
     """It links what does not load, as clang does where libomp is missing."""
     compiler = tmp_path / "cc"
     spoil = 'case " $* " in *" -fopenmp "*) for out; do :; done; echo none > "$out"; exit;; esac\nexec cc "$@"\n'
     compiler.write_text(f"#!/bin/sh\n{spoil}")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert hasattr(fresh_library(monkeypatch, tmp_path), "low_rank_backward_f32")
+    made = fresh_library(monkeypatch, tmp_path)
+    assert hasattr(made, "attend_f32") and made.learn_attention() == 7
 
 
-def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
+def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path, two_sources):
     assert fresh_library(monkeypatch, tmp_path) is not None
     (made,) = (tmp_path / "mafrt" / "kernels").iterdir()
     stamp = made.stat().st_mtime_ns
@@ -226,13 +254,13 @@ def test_a_relative_cache_is_passed_over(monkeypatch, tmp_path):
         assert user_cache() == Path.home() / ".cache" / "mafrt"
 
 
-def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
+def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path, two_sources):
     plain = tmp_path / "plain_cc"
     plain.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
     plain.chmod(0o755)
     monkeypatch.setenv("CC", str(plain))
     made = fresh_library(monkeypatch, tmp_path)
-    assert made is not None and hasattr(made, "attend_f32") and hasattr(made, "learn_attention")
+    assert made is not None and hasattr(made, "attend_f32") and made.learn_attention() == 7
 
 
 @pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails"])

@@ -138,6 +138,7 @@ def test_a_service_gets_the_curves_offline(tmp_path, name):
         "WANDB_MODE": "offline",
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "HOME": str(tmp_path),
+        "MAFRT_KERNELS": "torch",  # those in C would be compiled anew for a new home
     }
     done = run_python(tmp_path / "trains.py", env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
