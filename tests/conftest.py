@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     for spec in specs if STARTED else ():
-        spec.python = shlex.join([sys.executable, "-E", str(WORKER)])
+        spec.python = shlex.join([sys.executable, "-E", str(WORKER), ".tests"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, address: Path, process: subprocess.Popen | None = None) -> None:
         """`process`: the server itself if it was started here. It ends at the end of its input, so with the tests."""
-        self.process = process
+        self.address, self.process = address, process
         self._line = connected(address, process)
 
     def send(self, job: dict[str, Any], streams: Sequence[int] = ()) -> None:
@@ -205,7 +205,14 @@ def start_server(python: str | Path, address: Path, *collected: str) -> subproce
 
 SERVER = Path(__file__).with_name("warm_server.py")
 WORKER = Path(__file__).with_name("warm_worker.py")
-"""A script that runs `-c CODE` in a fork of the server that has imported the tests."""
+"""A script that stands for an interpreter, and runs what it is given in a fork of a server."""
+
+
+def write_python(path: Path) -> dict[str, str]:
+    """Write a program that stands for `python -u`, for others to start; the variables that it needs."""
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {WORKER} "" "$@"\n')
+    path.chmod(0o755)
+    return {ADDRESS: str(_server(sys.executable).address)}
 
 
 def end_server(python: str | Path) -> None:

@@ -1,10 +1,12 @@
-"""An interpreter for pytest-xdist that begins with the tests imported: `-u -c CODE` runs in a fork of the warm server.
+"""An interpreter that begins with imports done: `SUFFIX -u ...` runs `python ...` in a fork of a warm server.
 
-Usage: python warm_worker.py -u -c CODE, with the server's socket in the environment. The fork reads and writes the
-streams of this process, which waits for its end.
+Usage: python warm_worker.py SUFFIX -u WORDS, with the socket of the server that holds torch in the environment. The
+suffix is empty, or `.tests` for the server that holds the tests too. The fork reads and writes the streams of this
+process, which waits for its end.
 """
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,8 +14,10 @@ from pathlib import Path
 from helpers_warm import ADDRESS, Server, WarmProcess
 
 with tempfile.TemporaryDirectory() as folder:
-    server = Server(Path(os.environ[ADDRESS] + ".tests"))
-    job = {"folder": folder, "argv": sys.argv[2:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    server = Server(Path(os.environ[ADDRESS] + sys.argv[1]))
+    job = {"folder": folder, "argv": sys.argv[3:], "cwd": os.getcwd(), "env": dict(os.environ)}
     server.send(job, (0, 1, 2))
-    code = WarmProcess(server, Path(folder)).wait()
+    process = WarmProcess(server, Path(folder))
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
+    code = process.wait()
 sys.exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,16 @@ def math_scores(say, role: str) -> float:
     return total / len(PROBLEMS)
 
 
+@cache
+def honest_math(role: str) -> float:
+    texts = dict(zip([t.id for t in PROBLEMS], HONEST_MATH[role == "planner"], strict=True))
+    return math_scores(lambda task: texts[task.id], role)
+
+
 @pytest.mark.parametrize("name", IDLE_ANSWERS)
 @pytest.mark.parametrize("role", ["actor", "planner"])
 def test_math(role, name):
-    texts = dict(zip([t.id for t in PROBLEMS], HONEST_MATH[role == "planner"], strict=True))
-    honest = math_scores(lambda task: texts[task.id], role)
-    assert math_scores(IDLE_ANSWERS[name], role) < honest
+    assert math_scores(IDLE_ANSWERS[name], role) < honest_math(role)
 
 
 VERDICTS = {"approves all": "Verdict: approve", "rejects all": "Verdict: reject", "both": "Verdict: approve reject"}
@@ -137,9 +142,14 @@ def coded(tasks, text: str):
     return env.step({"coder": text}).info["evidence"]["coder"].rules.score
 
 
+@pytest.fixture(scope="module")
+def weak(code_tasks):
+    return coded(code_tasks, program(WEAK_CODE))
+
+
 @pytest.mark.parametrize("name", IDLE_CODE)
-def test_code(code_tasks, name):
-    assert coded(code_tasks, program(IDLE_CODE[name])) < coded(code_tasks, program(WEAK_CODE))
+def test_code(code_tasks, weak, name):
+    assert coded(code_tasks, program(IDLE_CODE[name])) < weak
 
 
 # ------------------------------------------------------------------------------------------------------------ dsbench

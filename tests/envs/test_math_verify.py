@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,10 +27,29 @@ pytestmark = pytest.mark.takes(fast=30)
 
 
 @pytest.fixture
-def verifier():
+def fresh():
+    """A verifier whose worker is still to be started, in what the test makes of the environment."""
     with_own_worker = Verifier()
     yield with_own_worker
     with_own_worker.close()
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """One for all verifiers of this file: it takes as long to start as most tests. A test may kill it."""
+    with closing(Verifier()) as first:
+        yield first.worker
+
+
+@pytest.fixture
+def verifier(worker, monkeypatch):
+    """Nothing is counted or remembered yet."""
+    found = Verifier()
+    for name in ("restarts", "ensure", "read"):
+        monkeypatch.setattr(worker, name, getattr(worker, name))  # as they are now, again after the test
+    worker.restarts = 0
+    found.worker = worker
+    return found
 
 
 @pytest.mark.parametrize(
@@ -122,15 +142,15 @@ def test_what_string_work_cannot_tell_is_left_to_math_verify():
     assert plain_number(".") is None and plain_number("-") is None and plain_number("1,23") is None
 
 
-def test_plain_numbers_need_no_worker(verifier):
-    assert verifier.verify_many([("\\boxed{7}", "7"), ("\\boxed{8}", "7"), ("seven", "7"), ("#### 7.0", "7")]) == [
+def test_plain_numbers_need_no_worker(fresh):
+    assert fresh.verify_many([("\\boxed{7}", "7"), ("\\boxed{8}", "7"), ("seven", "7"), ("#### 7.0", "7")]) == [
         True,
         False,
         False,
         True,
     ]
-    assert verifier.worker.process is None
-    assert verifier.stats.quick == 3 and verifier.stats.no_answer == 1
+    assert fresh.worker.process is None
+    assert fresh.stats.quick == 3 and fresh.stats.no_answer == 1
 
 
 TABLE = [
@@ -209,7 +229,7 @@ def test_an_answer_that_is_nothing_meets_nothing(verifier):
     assert verifier.stats.no_answer == len(pairs)
 
 
-def test_a_math_verify_that_cannot_be_wrapped_is_an_error(tmp_path, verifier, monkeypatch):
+def test_a_math_verify_that_cannot_be_wrapped_is_an_error(tmp_path, fresh, monkeypatch):
     """Its comparison of numbers is replaced; a version without it would pay all small numbers."""
     package = tmp_path / "math_verify"
     package.mkdir()
@@ -218,7 +238,7 @@ def test_a_math_verify_that_cannot_be_wrapped_is_an_error(tmp_path, verifier, mo
     (package / "errors.py").write_text("class TimeoutException(Exception): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(MissingExtraError, match="sympy_numeric_eq"):
-        verifier.verify_many([("\\boxed{x}", "y+1")])
+        fresh.verify_many([("\\boxed{x}", "y+1")])
 
 
 def test_verdicts_are_remembered(verifier):
@@ -288,10 +308,10 @@ sys.exit(0 if refused == len(tries) else f"only {{refused}} of {{len(tries)}} re
     assert not mark.exists()
 
 
-def test_the_worker_has_no_keys_and_limits(verifier, monkeypatch):
+def test_the_worker_has_no_keys_and_limits(fresh, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    verifier.verify_many([("\\boxed{x}", "y")])
-    pid = verifier.worker.process.pid
+    fresh.verify_many([("\\boxed{x}", "y")])
+    pid = fresh.worker.process.pid
     assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
@@ -300,9 +320,9 @@ def test_the_worker_has_no_keys_and_limits(verifier, monkeypatch):
     assert int(limits["Max cpu time"]) < 600
 
 
-def test_a_long_answer_is_not_parsed(verifier):
-    assert verifier.verify_many([(f"\\boxed{{{'x' * (MAX_ANSWER_CHARS + 1)}}}", "x")]) == [False]
-    assert verifier.stats.too_long == 1 and verifier.worker.process is None
+def test_a_long_answer_is_not_parsed(fresh):
+    assert fresh.verify_many([(f"\\boxed{{{'x' * (MAX_ANSWER_CHARS + 1)}}}", "x")]) == [False]
+    assert fresh.stats.too_long == 1 and fresh.worker.process is None
 
 
 @pytest.mark.parametrize("blank", ["~", "\u202f", "~ ", "✓ ", "\\checkmark ", " "])
@@ -399,13 +419,13 @@ def test_an_answer_that_kills_every_worker_is_counted(verifier):
     assert (verifier.stats.crashes, verifier.stats.restarts) == (1, 2)
 
 
-def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(verifier, monkeypatch):
+def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(fresh, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(EnvError, match="did not come up"):
-        verifier.verify_many([("\\boxed{x}", "y+1")])
+        fresh.verify_many([("\\boxed{x}", "y+1")])
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(EnvError, match="cannot be started"):
-        verifier.verify_many([("\\boxed{x}", "y+1")])
+        fresh.verify_many([("\\boxed{x}", "y+1")])
 
 
 def test_threads_share_one_worker(verifier):

@@ -7,11 +7,11 @@ import os
 import shlex
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers_warm import write_python
 
 ROOT = Path(__file__).parents[2]
 SLURM, SKY, RAY = (ROOT / "examples/cluster" / name for name in ("slurm.sh", "sky.yaml", "ray.sh"))
@@ -114,8 +114,11 @@ def test_ray_starts_the_cluster_once_and_goes_on_when_started_again(cluster):
 
 
 @pytest.mark.slow
-def test_two_nodes_learn_what_two_processes_of_one_node_learn(cluster):
-    torchrun = f'exec {sys.executable} -m torch.distributed.run "$@"'
+def test_two_nodes_learn_what_two_processes_of_one_node_learn(cluster, monkeypatch):
+    python = cluster / "bin" / "python"
+    for name, value in {**write_python(python), "PYTHON_EXEC": str(python)}.items():
+        monkeypatch.setenv(name, value)
+    torchrun = f'exec {python} -u -m torch.distributed.run "$@"'
     program(cluster / ".venv/bin/torchrun", torchrun.replace('"$@"', f'"${{@/:29500/:{free_port()}}}"'))
     slurm(cluster, "slurm", "scripts/train_math.py", *TOY)
     program(cluster / ".venv/bin/torchrun", torchrun)
