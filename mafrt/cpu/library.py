@@ -1,7 +1,7 @@
 """The C kernels, compiled by the machine's own compiler when they are first needed, and kept in the user's cache.
 
 A wheel could hold one processor's instructions only, and building it would need a compiler on every machine; here each
-machine compiles for itself, in a few seconds. Without a compiler, or where its library does not load, everything is
+machine compiles for itself, once, in 10 to 20 seconds. Without a compiler, or where its library does not load, all is
 computed by torch: slower, with the same results up to rounding.
 """
 
