@@ -101,7 +101,9 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     try:
         env = factory(**kwargs)
         if not isinstance(env, Env) and (wrapped := adapted(type(env), factory)) is not None:
-            env = wrapped(**kwargs)  # by a function that makes an environment of another library
+            # By a function that makes an environment of another library; the first has told its kind.
+            getattr(env, "close", bool)()
+            env = wrapped(**kwargs)
     except MafrtError:
         raise
     except Exception as error:

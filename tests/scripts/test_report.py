@@ -370,7 +370,7 @@ def test_long_names_fit_on_a_phone(tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_thousand_turns_open_fast_in_a_small_file(tmp_path):
+def test_fifty_thousand_turns_open_fast_in_a_small_file(tmp_path):
     words, draw = [f"word{number:04d} " for number in range(3000)], random.Random(1)
 
     def text(ids) -> str:
@@ -385,21 +385,21 @@ def test_twenty_thousand_turns_open_fast_in_a_small_file(tmp_path):
     writer = TranscriptWriter(run / "transcripts", TEAM, text, share=1.0, max_mib=500)
     for iteration in range(2, 12):
         played = []
-        for n in range(1000):
+        for n in range(2500):
             turns = [said(agent, place, f"{iteration}-{n}") for place, agent in enumerate(TEAM.names)]
             played.append(Episode(f"{iteration:06d}-{n:05d}", f"{iteration}-{n}", turns, float(n % 2), {}))
         writer.write("train", iteration, played)
     target = tmp_path / "report.html"
     assert report.main([str(run), "--output", str(target)]) == 0
-    assert target.stat().st_size < 12e6
+    assert target.stat().st_size < 30e6
     with browsing() as page:
         page.goto(f"{target.as_uri()}#overview")
         page.wait_for_selector("body[data-ready]")
         page.goto("about:blank")
         # A second or two on a quiet machine; minutes where every turn is drawn, or read again for each.
         page.goto(f"{target.as_uri()}#episodes?kind=&sort=newest")
-        page.wait_for_selector(".conversation", timeout=15_000)
-        assert page.inner_text("#count") == "10,020 episodes of 10,020"  # those of `make_run` too
+        page.wait_for_selector(".conversation", timeout=25_000)
+        assert page.inner_text("#count") == "25,020 episodes of 25,020"  # those of `make_run` too
         assert page.locator(".row").count() < 60  # only rows in view are there
         page.fill("[name=words]", "Task 6-77: ")
         counted(page, "1 episode of")

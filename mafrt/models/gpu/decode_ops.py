@@ -132,7 +132,7 @@ def _kernels(device: torch.device) -> Any:
     try:
         kernels = importlib.import_module("mafrt.models.gpu.decode_kernels")
         one = torch.ones(1, 16, device=device)
-        index, down = one[0, :1].long() - 1, one.repeat(STEP, 1).view(1, 1, STEP, 16)
+        index, down = torch.zeros(1, dtype=torch.long, device=device), torch.ones(1, 1, STEP, 16, device=device)
         kernels.lowered(one, index, down, one)
     except Exception as error:
         log.warning("decoding launches more kernels than it has to: Triton cannot be used (%s)", str(error)[:200])

@@ -82,7 +82,8 @@ class Adapters:
     """`[K, layers]` float32"""
 
 
-Low = tuple[Tensor | None, Tensor | None]
+Pair = tuple[Tensor | None, Tensor | None]
+"""both, or neither where no adapter acts"""
 
 
 class LeanModel(DecodeModel):
@@ -285,7 +286,7 @@ class LeanDecoder:
         if not even:
             self._bias.scatter_(1, at.unsqueeze(1), 0.0)
             bias = self._bias[:, None, None, :used]
-        low: Low = (None, None)
+        low: Pair = (None, None)
         for block, groups, keys, values in zip(model.blocks, self._layers, self._keys, self._values, strict=True):
             x, low = self._block(block, groups, x, low, rotation, bias, (keys, values), used)
         norm = model.base.inner.norm.weight
@@ -303,12 +304,12 @@ class LeanDecoder:
         block: Block,
         groups: Sequence[Adapters | None],
         x: Tensor,
-        low: Low,
+        low: Pair,
         rotation: tuple[Tensor, Tensor],
         bias: Tensor | None,
         kept: tuple[Tensor, Tensor],
         used: int,
-    ) -> tuple[Tensor, Low]:
+    ) -> tuple[Tensor, Pair]:
         """The residual without what the adapters of its last layer add, and that, which the next norm takes in."""
         model, index, position = self.model, self._index, self._position
         qkv, out, gate_up, down = block.linears
@@ -357,12 +358,12 @@ class LeanDecoder:
         self._look()
 
 
-def _read(adapters: Adapters | None) -> Low:
+def _read(adapters: Adapters | None) -> Pair:
     """What takes the inner product."""
     return (None, None) if adapters is None else (adapters.down, adapters.scale)
 
 
-def _added(inner: Tensor | None, adapters: Adapters | None) -> Low:
+def _added(inner: Tensor | None, adapters: Adapters | None) -> Pair:
     """The inner product and what adds it to the layers' outputs."""
     return (None, None) if adapters is None else (inner, adapters.up)
 
