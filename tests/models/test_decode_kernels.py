@@ -17,6 +17,8 @@ INTERPRETED = """
 import torch
 from mafrt.models.gpu import decode_kernels as kernels, decode_ops as ops
 
+# Two layers of 4B's width side by side are wider than a row that a norm takes.
+assert kernels.serves("gated", torch.empty(1, 2 * 9728)) and not kernels.serves("normed", torch.empty(1, 2 * 9728))
 torch.manual_seed(0)
 index = torch.tensor([0, 2, -1, 1])
 rows, adapters = len(index), 3

@@ -15,12 +15,13 @@ from torch import Tensor
 PART = 512
 """columns of a program that computes a part of a row"""
 WIDEST = 16384
-"""columns of a row that one program can hold"""
+"""columns of a row that one program can hold, as only a norm must"""
 
 
-def serves(tensor: Tensor) -> bool:
-    """Whether the kernels compute in the format of these numbers."""
-    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and tensor.shape[-1] <= WIDEST
+def serves(name: str, first: Tensor) -> bool:
+    """Whether the kernel of this operation computes with numbers like its first argument."""
+    fits = name != "normed" or first.shape[-1] <= WIDEST
+    return fits and first.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit

@@ -145,7 +145,8 @@ def _on_gpu(name: str, plain: Any) -> Any:
         # Triton launches on the current device, wherever the tensors are.
         with torch.cuda.device(args[0].device):
             kernels = _kernels(args[0].device)
-            return getattr(kernels, name)(*args) if kernels is not None and kernels.serves(args[0]) else plain(*args)
+            served = kernels is not None and kernels.serves(name, args[0])
+            return getattr(kernels, name)(*args) if served else plain(*args)
 
     return run
 
