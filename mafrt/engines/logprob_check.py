@@ -32,6 +32,8 @@ EXACT_NATS = 1e-3
 """Mean difference of log-probabilities that two float32 implementations of one model may have."""
 HALF_NATS = 0.15
 """The same in bfloat16 or float16, where some tokens differ by more, and most by a tenth of this."""
+EDGE = 4.0
+"""A single token may be this many times the mean difference less likely than the last one that top-k and top-p keep."""
 EFFECT_NATS = 0.5
 """Mean change of log-probabilities that the known weights make, at least; far above both bounds."""
 
@@ -170,16 +172,21 @@ def put_known_weights(base: SharedBase, name: str, prompt: list[int], seed: int)
 def trainer_logprobs(
     base: SharedBase, prompt: list[int], answer: Completion, adapter: str | None, how: SamplingParams
 ) -> Tensor:
-    """`[tokens]`: the trainer's log-probabilities of the answer, under the distribution that `how` samples from."""
+    """`[tokens]`: the trainer's log-probabilities of the answer, under the distribution that `how` samples from.
+
+    Where rounding decides which token is the last one kept, the engine's choice stands for the trainer's.
+    """
     logits = _logits(base, [*prompt, *answer.ids], adapter)[len(prompt) - 1 : -1] / how.temperature
     probs = logits.softmax(1)
+    chosen = probs.gather(1, torch.tensor(answer.ids, device=probs.device).unsqueeze(1)).squeeze(1)
     if how.truncated:
         rows = len(probs)
         k, p = torch.full((rows,), how.top_k), torch.full((rows,), how.top_p)
-        probs = truncate(probs, k.to(probs.device), p.to(probs.device))
-        probs = probs / probs.sum(1, keepdim=True)
-    targets = torch.tensor(answer.ids, device=probs.device)
-    return probs.gather(1, targets.unsqueeze(1)).squeeze(1).log().cpu()
+        kept = truncate(probs, k.to(probs.device), p.to(probs.device))
+        last = kept.where(kept > 0, 1.0).amin(1)
+        tied = (chosen < last) & (chosen >= last * math.exp(-EDGE * nats_apart(base)))
+        chosen = chosen.where((chosen >= last) | tied, 0.0) / (kept.sum(1) + (chosen - last).where(tied, 0.0))
+    return chosen.log().cpu()
 
 
 @torch.no_grad()
