@@ -37,15 +37,16 @@ def agents_that_fit(base: SharedBase, shape: ModelShape, counts: Sequence[int]) 
 
 
 def _peak(base: SharedBase, count: int, shape: ModelShape) -> int:
-    """Bytes at the peak of one optimizer step in which every agent learns."""
+    """Bytes at the peak of the second optimizer step in which every agent learns: the first has no moments yet."""
     gc.collect()  # models of earlier stages lie in circles of references
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     steps = make_optimizer_steps(base, {name: LearnConfig() for name in base.adapters})
     ids = torch.randint(1, shape.vocabulary, (max(count, TOKENS // LENGTH), LENGTH), device=base.device)
-    one_pass(base, ids, torch.arange(len(ids)) % count)
-    for optimizer in steps.optimizers.values():
-        optimizer.step()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        one_pass(base, ids, torch.arange(len(ids)) % count)
+        for optimizer in steps.optimizers.values():
+            optimizer.step()
     torch.cuda.synchronize()
     return int(torch.cuda.max_memory_allocated())
 
