@@ -1,8 +1,13 @@
-"""What `modelled` counts on a pretended GPU, measured on a real one: the same work on the whole model."""
+"""What `modelled` counts on a pretended GPU, measured on a real one, beside it: the same work on the whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,13 +44,38 @@ class ProfiledMeter:
         return done
 
 
+@functools.cache
+def _modelled(name: str) -> dict[str, Any]:
+    """What `mafrt bench gpu --pretend` prints, by a process without a GPU, in which none can be taken for the other."""
+    command = [sys.executable, "-P", "-m", "mafrt.scripts.main", "bench", "gpu", "--pretend", "--models", name]
+    done = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"bench gpu --pretend failed: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def beside_modelled(name: str, title: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each measured row (`title`: "decoding" or "updates"), every number followed by the modelled one."""
+    modelled = {row["K"]: row for row in _modelled(name)[title]}
+    made = []
+    for row in rows:
+        other, both = modelled.get(row["K"], {}), dict[str, Any]()
+        for key, value in row.items():
+            both[key] = value
+            if key in other and key not in ("model", "K", "tokens"):
+                both[f"{key}, modelled"] = other[key]
+        made.append(both)
+    return made
+
+
 def decode_rows(name: str, base: SharedBase, adapters: tuple[int, ...]) -> list[dict[str, Any]]:
     """The lines of `modelled.decode_row`, but for its speeds, which `speed.decode` measures."""
     rows = []
     for count in adapters:
         with torch.no_grad():
             costs = played(base, ProfiledMeter(), count, 16, 1024)
-        step, second, first = (costs[name] for name in ("step", "second step", "first step"))
+        step, first = costs["step"], costs["first step"]
         rows.append(
             {
                 "model": name,
@@ -53,12 +83,12 @@ def decode_rows(name: str, base: SharedBase, adapters: tuple[int, ...]) -> list[
                 "launches": step.launches,
                 "kernels": step.kernels,
                 "waits": step.waits,
-                "to lay out adapters": first.launches - second.launches,
+                "more in the first step": first.kernels - step.kernels,
                 "GB beside the base": round(step.live / 1e9, 2),
                 "GB at the peak of a join": round(costs["join"].peak / 1e9, 2),
             }
         )
-    return rows
+    return beside_modelled(name, "decoding", rows)
 
 
 def update_rows(name: str, base: SharedBase, shape: ModelShape, adapters: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -78,4 +108,4 @@ def update_rows(name: str, base: SharedBase, shape: ModelShape, adapters: tuple[
                 "formula, GB": round(formula / 1e9, 2),
             }
         )
-    return rows
+    return beside_modelled(name, "updates", rows)

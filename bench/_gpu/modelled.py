@@ -88,7 +88,7 @@ def play(shape: ModelShape, adapters: int, rows: int, context: int, **sampling: 
 
 
 def played(base: SharedBase, meter: Meter, adapters: int, rows: int, context: int, **sampling: Any) -> dict[str, Cost]:
-    """A prefill of `rows` prompts of `context` tokens, the first step, one more, a request that joins, and its step."""
+    """A prefill of `rows` prompts of `context` tokens, the first step, others, a request that joins, its step."""
     rng, vocabulary = random.Random(0), base.config.vocab_size
 
     def requests(first: int, count: int, length: int) -> dict[int, Request]:
@@ -102,7 +102,7 @@ def played(base: SharedBase, meter: Meter, adapters: int, rows: int, context: in
     engine = LocalEngine(base, eos_ids=())
     batch = meter("prefill", lambda: engine.begin(requests(0, rows, context)))
     for number in range(7):  # the later ones are recorded
-        meter(("first step", "second step")[number] if number < 2 else "step", batch.step)
+        meter("step" if number else "first step", batch.step)
     meter("join", lambda: engine.join(batch, requests(rows, 1, context)))
     meter("step after it", batch.step)
     return meter.costs
@@ -165,7 +165,7 @@ def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) ->
     """A line of the table: a decode step, its modelled speed, and that of a step that only reads its bytes."""
     shape = NAMES[name]
     costs = of_layers(shape, lambda few: play(few, adapters, rows, context))
-    step, second, first = (costs[name] for name in ("step", "second step", "first step"))
+    step, first = costs["step"], costs["first step"]
     reads = 2.0 * (shape.block_weights + shape.vocabulary * shape.hidden)
     reads += 4.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim
     least = reads / BYTES_S
@@ -176,7 +176,7 @@ def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) ->
         "launches": round(step.launches),
         "kernels": round(step.kernels),
         "waits": round(step.waits),
-        "to lay out adapters": round(first.launches - second.launches),
+        "more in the first step": round(first.kernels - step.kernels),
         "GB beside the base": round(step.live / 1e9, 2),
         "tokens/s": round(rows / seconds),
         "roofline": round(rows / least),

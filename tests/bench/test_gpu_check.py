@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench import _trl, gpu
-from bench._gpu import parity
+from bench._gpu import measured, parity
 from bench._gpu.roofline import Roofline
 from bench._gpu.speed import step_bytes
 from bench._gpu.stages import GpuStage, run_stages
@@ -68,3 +68,15 @@ def test_a_decode_step_reads_weights_and_caches():
     assert alone == 4 * weights
     assert many - alone == 10 * 100 * 2 * parity.SMALL.layers * parity.SMALL.kv_heads * parity.SMALL.head_dim * 4
     assert Roofline(1.0, 2.0).bytes_s == 1.0
+
+
+def test_measured_rows_stand_beside_the_modelled_ones(monkeypatch):
+    modelled = {
+        "decoding": [{"model": "small", "K": 1, "waits": 2, "roofline": 9}, {"model": "small", "K": 4, "waits": 3}]
+    }
+    monkeypatch.setattr(measured, "_modelled", lambda name: modelled)
+    rows = [{"model": "small", "K": 4, "waits": 5}, {"model": "small", "K": 16, "waits": 6}]
+    assert measured.beside_modelled("small", "decoding", rows) == [
+        {"model": "small", "K": 4, "waits": 5, "waits, modelled": 3},
+        {"model": "small", "K": 16, "waits": 6},
+    ]
