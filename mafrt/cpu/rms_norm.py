@@ -11,54 +11,29 @@ sum of the squares has another order. A pass that records nothing is the module'
 
 from __future__ import annotations
 
-import logging
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from mafrt.cpu import learn_rows
-
-log = logging.getLogger(__name__)
+from mafrt.models.norm_forms import form_of
 
 
 def use_recorded_norms(model: nn.Module) -> int:
     """Give the RMS norms of a frozen model a backward pass of their own; returns how many were found.
 
-    A norm is one whose class says so in its name and that computes what `_norm` does, bit by bit, for a random
-    input: both forms of transformers are known, the plain one and Gemma's with 1 + w.
+    Both forms of transformers without a gate are known, the plain one and Gemma's with 1 + w.
     """
     found = 0
     for module in model.modules():
-        form = _form_of(module)
-        if form is not None:
+        form = None if isinstance(module, _Recorded) else form_of(module)
+        if form is not None and not form.gated:
             # A class of the same name under the module's own: who asks for its class or its weights finds them.
             own = type(module)
-            module.__class__ = type(own.__name__, (_Recorded, own), {"eps_of": form[0], "plus_one": form[1]})
+            module.__class__ = type(own.__name__, (_Recorded, own), {"eps_of": form.eps, "plus_one": form.plus_one})
             found += 1
     return found
-
-
-def _form_of(module: nn.Module) -> tuple[float, bool] | None:
-    """eps, and whether the factors are 1 + w; None for any other module."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if "RMSNorm" not in type(module).__name__ or isinstance(module, _Recorded):
-        return None
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float) or weight.is_meta:
-        return None
-    x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
-    with torch.no_grad():
-        # A norm that wants more than its input, such as a gate, or fails otherwise, keeps its own passes.
-        try:
-            expected = module(x)
-        except Exception as error:
-            log.debug("%s has no recorded pass: %s", type(module).__name__, error)
-            return None
-        for plus_one in (False, True):
-            if torch.equal(_norm(x, weight, eps, plus_one), expected):
-                return eps, plus_one
-    return None
 
 
 class _Recorded(nn.Module):
@@ -73,12 +48,6 @@ class _Recorded(nn.Module):
         if records and learn_rows.serves(x, self.weight):
             return cast(Tensor, _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one))
         return cast(Tensor, super().forward(x))
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-    exact = x.float()
-    y = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
-    return (y * (1.0 + weight.float())).type_as(x) if plus_one else weight * y.to(x.dtype)
 
 
 class _RmsNorm(torch.autograd.Function):

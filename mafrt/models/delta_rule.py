@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 STEP, CHUNKS = "torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"
 """names of transformers' two forms in the modules of its families"""
@@ -66,17 +67,22 @@ def one_step(theirs: Form) -> Form:
                 **more,
             )
         rows, _, heads, width = value.shape
-        q, k, v = (each.float().reshape(rows * heads, 1, -1) for each in (query, key, value))
+        v = value.float().reshape(rows * heads, 1, width)
+        both = torch.stack((key, query), 3).float().reshape(rows * heads, 2, -1)
+        size = both.shape[2]
+        key_scale, query_scale = 1.0, size**-0.5
         if use_qk_l2norm_in_kernel:
-            q, k = (each * (each.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for each in (q, k))
-        q = q * q.shape[-1] ** -0.5
+            # A norm by the mean of the squares, one operation on a GPU; what is missing is multiplied in below.
+            both = functional.rms_norm(both, (size,), None, 1e-6 / size)
+            key_scale, query_scale = size**-0.5, size**-1.0
+        k, q = both.split(1, 1)
         decay, weight = g.float().exp().reshape(-1, 1, 1), beta.float().reshape(-1, 1, 1)
         # Never written to in place: several rows may go on from one state.
-        state = initial_state.float().reshape(rows * heads, q.shape[-1], width) * decay
-        remembered, read = torch.bmm(torch.cat((k, q), 1), state).split(1, 1)
-        change = (v - remembered) * weight
-        out = read + (k * q).sum(-1, keepdim=True) * change
-        state.baddbmm_(k.transpose(1, 2), change)
+        state = initial_state.float().reshape(rows * heads, size, width) * decay
+        remembered, read = torch.bmm(both, state).split(1, 1)
+        change = torch.sub(v, remembered, alpha=key_scale).mul_(weight)
+        out = torch.addcmul(read, torch.bmm(k, q.transpose(1, 2)), change, value=key_scale).mul_(query_scale)
+        state.baddbmm_(k.transpose(1, 2), change, alpha=key_scale)
         kept = state.view(rows, heads, -1, width) if output_final_state else None
         return out.reshape(rows, 1, heads, width).to(query.dtype), kept
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.models import delta_rule
 
 FAMILIES = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"]
@@ -49,6 +50,16 @@ def test_a_step_is_transformers_own(family: str, dtype: torch.dtype, normed: boo
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(ours, kept)
     assert torch.equal(state, before), "another row may go on from it"
+
+
+def test_a_step_is_sixteen_launches() -> None:
+    theirs, _ = forms("qwen3_5")
+    with PretendCuda() as gpu, torch.no_grad():
+        given, state = inputs(4, 1, torch.bfloat16)
+        given, state = [each.to("cuda") for each in given], state.to("cuda")
+        gpu.clear()
+        apply(delta_rule.one_step(theirs), given, state, True)
+        assert gpu.launched <= 16, gpu.launches
 
 
 @pytest.mark.parametrize("family", FAMILIES)

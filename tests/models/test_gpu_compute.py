@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 import torch
-from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base
+from helpers_families import tiny
+from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_tokenizer
 
 from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.models import compute
 from mafrt.models.compute import Compute
 from mafrt.models.gpu import adapted_linear, sampling
 from mafrt.models.gpu.compute import GpuCompute
+from mafrt.models.shared_base import SharedBase
 
 
 class AsOnGpu(GpuCompute):
@@ -151,3 +156,34 @@ def test_rows_that_cannot_be_drawn_from_are_told(wrong):
     ids, _, totals = sampling.sample(logits, torch.ones(4), torch.rand(4))
     assert totals.isfinite().tolist() == [True, False, False, True]
     assert bool(((ids >= 0) & (ids < 384)).all()), "a place to look at, whatever it holds"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "shapes"), [("qwen3", {"plain"}), ("gemma3_text", {"one more"}), ("qwen3_5_text", {"one more", "gated"})]
+)
+def test_norms_of_every_form_are_few_launches_and_equal_transformers(kind, shapes, dtype):
+    model = tiny(kind).to(dtype).requires_grad_(False)
+    torch.manual_seed(0)
+    theirs = [module for module in model.modules() if "RMSNorm" in type(module).__name__]
+    for norm in theirs:
+        norm.weight.copy_(torch.randn(len(norm.weight)))
+    ours, found = copy.deepcopy(model), set()
+    GpuCompute().adopt(SimpleNamespace(model=ours))
+    for own, norm in zip([m for m in ours.modules() if "RMSNorm" in type(m).__name__], theirs, strict=True):
+        form = own.form
+        found.add("gated" if form.gated else "one more" if form.plus_one else "plain")
+        given = [torch.randn(5, len(norm.weight)).to(dtype).requires_grad_() for _ in range(2 if form.gated else 1)]
+        made = own(*given), norm(*given)
+        grads = [torch.autograd.grad(out.float().square().sum(), given) for out in made]
+        for one, other in zip((made[0], *grads[0]), (made[1], *grads[1]), strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, **({} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.1}))
+    assert found == shapes
+    with PretendCuda() as gpu, torch.no_grad():
+        on_gpu = SharedBase(model.to("cuda"), tiny_tokenizer(), kind)
+        for norm in (m for m in on_gpu.model.modules() if "RMSNorm" in type(m).__name__):
+            given = [torch.randn(5, len(norm.weight)).to(dtype).to("cuda") for _ in range(2 if norm.form.gated else 1)]
+            gpu.clear()
+            norm(*given)
+            assert gpu.launched <= (5 if norm.form.gated else 2)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_models import add_random_adapter, random_ids, tiny_base
+from helpers_families import tiny
+from helpers_models import add_random_adapter, random_ids, tiny_base, tiny_tokenizer
 from toy import Digits, settings
 
 from bench._gpu import modelled, models
@@ -114,6 +115,26 @@ def test_a_decode_step_waits_once(adapters, sampling):
             gpu.clear()
             batch.step()
             assert gpu.waited == 1, gpu.waits
+
+
+@pytest.mark.parametrize(("lengths", "most"), [((9, 9, 9, 9), 1), ((12, 5, 9, 5), 2)])
+def test_a_step_with_the_models_own_cache_waits_once_and_for_its_padding(lengths, most):
+    with PretendCuda() as gpu, torch.no_grad():
+        base = SharedBase(tiny("qwen3_5_text").to("cuda"), tiny_tokenizer(), "qwen3_5_text")
+        add_random_adapter(base, "agent0", seed=0)
+        engine = LocalEngine(base, eos_ids=())
+        assert engine.decoding == "own cache"
+        how = [SamplingParams(max_new_tokens=4 + 8 * (row % 2)) for row in range(4)]
+        ids = random_ids(4, 16, seed=3).tolist()
+        requests = {n: Request(ids[n][: lengths[n]], ("agent0", None)[n % 2], how[n], seed=n) for n in range(4)}
+        batch = engine.begin(requests)
+        waits = []
+        for _ in range(12):
+            gpu.clear()
+            batch.step()
+            waits.append(gpu.waited)
+    # transformers asks whether a mask hides anything.
+    assert {*waits[1:3], *waits[6:]} == {most}, waits
 
 
 def test_keys_and_values_are_held_once_after_a_compaction_and_while_others_join():

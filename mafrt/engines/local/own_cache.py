@@ -119,12 +119,21 @@ class ModelCacheDecoder:
 
     def __init__(self, base: SharedBase, parts: Sequence[Part], prompts: ModelCachePrompts) -> None:
         self.base, self.parts, self._prompts = base, list(parts), prompts
+        self._look()
+
+    def _look(self) -> None:
+        """Note where the rows of the batch lie in the parts; None: where they lie in the batch."""
+        order = torch.tensor([row for part in self.parts for row in part.rows], dtype=torch.long)
+        plain = bool((order[1:] > order[:-1]).all())
+        # In one transfer, as each waits for the device.
+        self._order = None if plain else torch.stack((order, order.argsort())).to(self.base.device)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it."""
-        states: dict[int, Tensor] = {}
-        for part in self.parts:
-            new, part.index = tokens[part.rows].unsqueeze(1), torch.cat((part.index, part.index[:, -1:]), 1)
+        states = list[Tensor]()
+        fed = tokens if self._order is None else tokens[self._order[0]]
+        for part, new in zip(self.parts, fed.unsqueeze(1).split([len(part.rows) for part in self.parts]), strict=True):
+            part.index = torch.cat((part.index, part.index[:, -1:]), 1)
             if part.cache is None:
                 part.ids = torch.cat((part.ids, new), 1)
                 hidden = self.base.forward(part.ids, None, part.index)
@@ -134,8 +143,9 @@ class ModelCacheDecoder:
                 at = part.lengths.unsqueeze(1)
                 hidden, part.cache = self.base.read(new, part.index, part.cache, at, part.real)
             part.lengths = part.lengths + 1
-            states |= {place: hidden[row, -1] for row, place in enumerate(part.rows)}
-        return torch.stack([states[place] for place in range(len(tokens))])
+            states.append(hidden[:, -1])
+        made = states[0] if len(states) == 1 else torch.cat(states)
+        return made if self._order is None else made[self._order[1]]
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]` in the batch."""
@@ -144,6 +154,7 @@ class ModelCacheDecoder:
             take = [number for number, row in enumerate(part.rows) if row in place]
             _select(part, torch.tensor(take, dtype=torch.long), [place[part.rows[number]] for number in take])
         self.parts = [part for part in self.parts if part.rows]
+        self._look()
 
     def folded(self) -> ModelCachePrompts:
         """Every row, own tokens included, as a prompt of its own. This decoder is at its end then."""

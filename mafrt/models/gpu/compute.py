@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,14 +14,19 @@ from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.compute import Compute, register
 from mafrt.models.decoder import DecodeModel
 from mafrt.models.gpu import adapted_linear, lean_decoder, packed_attention, sampling
+from mafrt.models.norm_forms import form_of
 from mafrt.models.packed_attention import PackedRows
 
-NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Phi3RMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""norms of transformers that are written out there as eight operations, and are one kernel"""
 
-
-def _fused_norm(module: Any, x: Tensor) -> Tensor:
-    return functional.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+def _norm(module: Any, x: Tensor, *more: Any, **words: Any) -> Tensor:
+    """A norm of transformers, written out there as eight operations or more, as one to five."""
+    form, weight = module.form, module.weight
+    if words or len(more) != form.gated or x.dtype != weight.dtype:
+        return cast(Tensor, type(module).forward(module, x, *more, **words))
+    y = functional.rms_norm(x, weight.shape, None if form.plus_one else weight, form.eps)
+    if form.plus_one:
+        return torch.addcmul(y, y, weight)  # rounded once more than there
+    return (y * functional.silu(more[0].float())).to(x.dtype) if form.gated else y
 
 
 class GpuCompute(Compute):
@@ -28,8 +34,8 @@ class GpuCompute(Compute):
 
     def adopt(self, base: Any) -> None:
         for module in base.model.modules():
-            if type(module).__name__ in NORMS:
-                module.forward = MethodType(_fused_norm, module)
+            if (form := form_of(module)) is not None:
+                module.form, module.forward = form, MethodType(_norm, module)
 
     def link(self, layers: Mapping[str, Any]) -> None:
         together = adapted_linear.Together(layers)
