@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from bench._gpu.models import NAMES, random_base
+from bench._gpu.models import NAMES, of_periods, period, random_base
 from bench._gpu.pretend_cuda import PretendCuda
+from bench._gpu.speed import step_bytes
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
@@ -28,8 +29,8 @@ from mafrt.training.policy_objective import Objective
 
 NUMBERS = 2**17
 """elements of the largest tensor whose numbers are computed"""
-LAYERS = (1, 2)
-"""of the two models that are measured"""
+PERIODS = (1, 2)
+"""of the two models that are measured: a block, or the blocks between two with attention"""
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class Cost:
     peak: float
     """bytes at its peak, beside what was there before"""
 
-    def at(self, other: Cost, layers: tuple[int, int], asked: int) -> Cost:
-        """Of `asked` layers, from this cost and another with these numbers of layers."""
-        share = (asked - layers[0]) / (layers[1] - layers[0])
+    def at(self, other: Cost, periods: tuple[int, int], asked: int) -> Cost:
+        """Of `asked` periods, from this cost and another with these numbers of periods."""
+        share = (asked - periods[0]) / (periods[1] - periods[0])
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Cost(*(few + share * (many - few) for few, many in pairs))
 
 
 def of_layers(shape: ModelShape, measure: Callable[[ModelShape], dict[str, Cost]]) -> dict[str, Cost]:
     """The costs of all layers of a shape."""
-    few, many = (measure(replace(shape, layers=layers)) for layers in LAYERS)
-    return {name: few[name].at(many[name], LAYERS, shape.layers) for name in few}
+    few, many = (measure(of_periods(shape, periods)) for periods in PERIODS)
+    return {name: few[name].at(many[name], PERIODS, shape.layers // period(shape)) for name in few}
 
 
 class Meter(Protocol):
@@ -166,9 +167,7 @@ def decode_row(name: str, adapters: int, rows: int = 16, context: int = 1024) ->
     shape = NAMES[name]
     costs = of_layers(shape, lambda few: play(few, adapters, rows, context))
     step, first = costs["step"], costs["first step"]
-    reads = 2.0 * (shape.block_weights + shape.vocabulary * shape.hidden)
-    reads += 4.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim
-    least = reads / BYTES_S
+    least = step_bytes(shape, rows, context, 2) / BYTES_S
     seconds = max(LAUNCH_S * step.launches, KERNEL_S * step.kernels, least)
     return {
         "model": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,27 +14,43 @@ from mafrt.models.shared_base import SharedBase
 
 SMALL = ModelShape(hidden=128, layers=2, inner=256, heads=4, kv_heads=2, head_dim=32, vocabulary=1024, tied=True)
 """For a CPU and for parity."""
-NAMES = {"small": SMALL, "qwen3-0.6b": MODEL_SHAPES["Qwen/Qwen3-0.6B"], "qwen3-4b": MODEL_SHAPES["Qwen/Qwen3-4B"]}
+NAMES = {
+    "small": SMALL,
+    "qwen3-0.6b": MODEL_SHAPES["Qwen/Qwen3-0.6B"],
+    "qwen3-4b": MODEL_SHAPES["Qwen/Qwen3-4B"],
+    "qwen3.5-0.8b": MODEL_SHAPES["Qwen/Qwen3.5-0.8B"],
+}
 
 
 def random_base(
     shape: ModelShape, adapters: int, *, device: str, dtype: torch.dtype, rank: int = 8, window: int = 16384
 ) -> SharedBase:
-    """A Qwen3 with random weights of these dimensions and `adapters` adapters `agent0`, `agent1`, ..."""
+    """A model with random weights of these dimensions and `adapters` adapters `agent0`, `agent1`, ..."""
     model = random_model(shape, device=device, dtype=dtype, window=window)
     tokenizer: Any = NoText()
-    base = SharedBase(model.eval().requires_grad_(False), tokenizer, "random Qwen3")
+    base = SharedBase(model.eval().requires_grad_(False), tokenizer, "random model")
     for k in range(adapters):
         add_adapter(base, k, rank)
     return base
 
 
 def random_model(shape: ModelShape, *, device: str, dtype: torch.dtype, window: int = 16384) -> Any:
-    """A Qwen3 of these dimensions."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    """A Qwen3 of these dimensions, or a Qwen3.5 where blocks have a gated delta rule."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
+    kind: dict[str, Any] = {"model_type": "qwen3"}
+    if shape.recurrent:
+        kind = {
+            "model_type": "qwen3_5_text",
+            "linear_num_key_heads": shape.state_keys // shape.state_rows,
+            "linear_num_value_heads": shape.state_heads,
+            "linear_key_head_dim": shape.state_rows,
+            "linear_value_head_dim": shape.state_values // shape.state_heads,
+            "full_attention_interval": period(shape),
+        }
+    config = AutoConfig.for_model(
+        **kind,
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -52,9 +69,20 @@ def random_model(shape: ModelShape, *, device: str, dtype: torch.dtype, window: 
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Qwen3ForCausalLM(config)
+            return AutoModelForCausalLM.from_config(config)
     finally:
         torch.set_default_dtype(before)
+
+
+def period(shape: ModelShape) -> int:
+    """Blocks from one with attention to the next."""
+    return shape.layers // (shape.layers - shape.recurrent)
+
+
+def of_periods(shape: ModelShape, periods: int) -> ModelShape:
+    """The same model with so many blocks with attention, and those between them."""
+    blocks = periods * period(shape)
+    return replace(shape, layers=blocks, recurrent=blocks - periods if shape.recurrent else 0)
 
 
 def add_adapter(base: SharedBase, number: int, rank: int = 8) -> None:

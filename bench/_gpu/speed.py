@@ -34,7 +34,7 @@ def decode(
 ) -> list[dict[str, Any]]:
     """Tokens/s of the local engine over K adapters, rows and context, with the bare base beside each."""
     engine = LocalEngine(base, eos_ids=())
-    device, measured = str(base.device), []
+    device, number, measured = str(base.device), base.model.dtype.itemsize, []
     for context in contexts:
         for count in rows:
             for k in (0, *adapters):
@@ -50,17 +50,20 @@ def decode(
                         "prefill_s": round(first, 4),
                         "step_ms": round(1000 * step, 3),
                         "tokens_s": round(count / step),
-                        "share_of_bytes_s": round(step_bytes(base, shape, count, context) / step / limit.bytes_s, 3),
+                        "share_of_bytes_s": round(step_bytes(shape, count, context, number) / step / limit.bytes_s, 3),
                     }
                 )
     return measured
 
 
-def step_bytes(base: SharedBase, shape: ModelShape, rows: int, context: int) -> float:
-    """Bytes that one decode step cannot avoid to read."""
-    number = base.model.dtype.itemsize
+def step_bytes(shape: ModelShape, rows: int, context: int, number: int) -> float:
+    """Bytes that one decode step cannot avoid to move, for weights of `number` bytes.
+
+    Weights, keys and values are read; the states of a gated delta rule, float32, are read and written.
+    """
     weights = shape.block_weights + shape.vocabulary * shape.hidden
-    return float(number) * (weights + 2.0 * rows * context * shape.layers * shape.kv_heads * shape.head_dim)
+    attending = 2.0 * rows * context * (shape.layers - shape.recurrent) * shape.kv_heads * shape.head_dim
+    return number * (weights + attending) + 2 * 4.0 * rows * shape.recurrent * shape.state_rows * shape.state_values
 
 
 def _requests(shape: ModelShape, context: int, rows: int, adapters: int, steps: int) -> list[Request]:

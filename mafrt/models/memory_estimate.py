@@ -129,6 +129,22 @@ MODEL_SHAPES = {
     "Qwen/Qwen3-8B": ModelShape(4096, 36, 12288, 32, 8, 128, 151936, False),
     "Qwen/Qwen3-14B": ModelShape(5120, 40, 17408, 40, 8, 128, 151936, False),
     "Qwen/Qwen3-32B": ModelShape(5120, 64, 25600, 64, 8, 128, 151936, False),
+    "Qwen/Qwen3.5-0.8B": ModelShape(
+        1024,
+        24,
+        3584,
+        8,
+        2,
+        256,
+        248320,
+        True,
+        recurrent=18,
+        state_heads=16,
+        state_keys=2048,
+        state_values=2048,
+        state_rows=128,
+        gated=True,
+    ),
 }
 """Dimensions of common models; others are read from their config.json."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bench import _trl, gpu
-from bench._gpu import measured, parity
+from bench._gpu import measured, modelled, models, parity
 from bench._gpu.roofline import Roofline
 from bench._gpu.speed import step_bytes
 from bench._gpu.stages import GpuStage, run_stages
@@ -61,12 +62,22 @@ def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
         parity.check("cpu", (torch.float32,))
 
 
-def test_a_decode_step_reads_weights_and_caches():
-    base = parity._base("cpu", torch.float32)
-    alone, many = (step_bytes(base, parity.SMALL, rows, 100) for rows in (0, 10))
-    weights = sum(p.numel() for name, p in base.model.named_parameters() if "lora" not in name and "norm" not in name)
+@pytest.mark.parametrize("name", ["small", "qwen3.5-0.8b"])
+def test_a_decode_step_reads_weights_and_caches(name):
+    shape = replace(
+        models.of_periods(models.NAMES[name], 1), vocabulary=1024, hidden=64, inner=128, state_keys=64, state_values=64,
+        state_heads=4, state_rows=16 if models.NAMES[name].recurrent else 0,
+    )  # fmt: skip
+    base = models.random_base(shape, 1, device="cpu", dtype=torch.float32)
+    alone, many, longer = (step_bytes(shape, *size, 4) for size in ((0, 100), (10, 100), (10, 200)))
+    small = ("norm", "conv1d", "A_log", "dt_bias")
+    named = base.model.named_parameters()
+    weights = sum(p.numel() for path, p in named if "lora" not in path and not any(word in path for word in small))
     assert alone == 4 * weights
-    assert many - alone == 10 * 100 * 2 * parity.SMALL.layers * parity.SMALL.kv_heads * parity.SMALL.head_dim * 4
+    kinds = getattr(base.config, "layer_types", ["full_attention"] * shape.layers)
+    keys = 10 * 100 * 2 * kinds.count("full_attention") * shape.kv_heads * shape.head_dim * 4
+    states = kinds.count("linear_attention") * 4 * 16 * 16 * 4 * 10
+    assert longer - many == keys and many - alone == keys + 2 * states
     assert Roofline(1.0, 2.0).bytes_s == 1.0
 
 
@@ -80,3 +91,11 @@ def test_measured_rows_stand_beside_the_modelled_ones(monkeypatch):
         {"model": "small", "K": 4, "waits": 5, "waits, modelled": 3},
         {"model": "small", "K": 16, "waits": 6},
     ]
+
+
+@pytest.mark.slow
+def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
+    row = modelled.decode_row("qwen3.5-0.8b", 2, rows=4, context=64)
+    assert row["waits"] == 1 and row["launches"] < 1900
+    assert 0 < row["tokens/s"] <= row["roofline"]
+    assert modelled.update_row("qwen3.5-0.8b", 2)["waits"] <= 20
