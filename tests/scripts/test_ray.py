@@ -144,11 +144,11 @@ def variables(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def start(folder: Path, nodes: Nodes, run: str, *words: str, iterations: int = 3) -> subprocess.Popen[str]:
+def start(folder: Path, nodes: Nodes, run: str, *words: str, iterations: int = 3, **more: str) -> subprocess.Popen[str]:
     toy = [*TOY[:-1], str(iterations)]
     command = [sys.executable, "-m", "mafrt.scripts.train", *toy, "--run_dir", run, "--ray", nodes.address, *words]
     out: Any = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=variables(), stdout=out, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, cwd=folder, env=variables(**more), stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
@@ -203,6 +203,20 @@ def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder
     assert stopped is None or (ours and not left), "they die with the actor that started them"
     assert ("started again from iteration 1" in out) == (stopped is not None), out
     same(folder / run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_two_nodes_with_a_sharded_base_learn_what_two_processes_learn_with_it(folder, nodes):
+    nodes.have(2)
+    layout = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone", "--module", "mafrt.scripts.train"]
+    command = [sys.executable, "-m", *launcher, *TOY, "--run_dir", "sharded_alone"]
+    assert subprocess.run(command, cwd=folder, env=variables(**layout)).returncode == 0
+    process = start(folder, nodes, "sharded", **layout)
+    out = finish(process)
+    assert process.returncode == 0, out
+    same(folder / "sharded", folder / "sharded_alone")
 
 
 @pytest.mark.slow
