@@ -40,6 +40,7 @@ from mafrt.runners.limits import check_limits
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.baselines import build as baselines
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.dependent_flags import refuse_ineffective
 from mafrt.scripts.cli.loading import (
     check_models,
     env_arguments,
@@ -242,6 +243,9 @@ def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Tea
             load_team(settings)  # refuses a file that is not there, for which a run's own team could stand in
         # The test split, whatever the run chose its weights by.
         prepared = rebuild(run, _changed(settings), split="test")
+        recorded = recorded_settings(run, load_record(run))
+        data = {name: settings["dataset_path"] or recorded.get(name) for name in ("dataset_path", "eval_dataset_path")}
+        refuse_ineffective(settings.flags & describe(FieldSettings).keys(), {**settings.values, **data})
         for note in prepared.notes if settings["dataset_path"] is None else ():
             print(note)
         env = prepared.eval_env or prepared.env

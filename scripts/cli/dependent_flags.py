@@ -43,9 +43,12 @@ DEPENDENCES = (
     DependentFlags(("reference", "kl_in", "kl_estimator"), lambda v: any(v["own"]("kl_coef")), "--kl_coef"),
     DependentFlags(
         ("problem_field", "answer_field"),
-        # Other environments take none of these, and say so.
+        # Other environments take none of these, and say so. `evaluate` alone has yet to read the data of its run.
         lambda v: (
-            v["dataset_path"] or v.get("eval_dataset_path") or v["load_path"] or v.get("env") not in (None, "math")
+            v["dataset_path"]
+            or v.get("eval_dataset_path")
+            or ("eval_dataset_path" not in v and v["load_path"])
+            or v.get("env") not in (None, "math")
         ),
         "--dataset_path",
     ),
@@ -79,6 +82,29 @@ DEPENDENCES = (
         ),
         lambda v: v["moving"],
         "an agent that learns (freeze fewer, or give an --lr above 0)",
+    ),
+    DependentFlags(
+        ("clip_param", "clip_high", "dual_clip"),
+        # A batch's first step has the weights that sampled it. HAPPO's later agents move on from the earlier ones'
+        # where they share an adapter, and the ratio of a whole turn adds up the rounding of its tokens.
+        lambda v: (
+            v["ppo_epoch"] > 1
+            or v["num_mini_batch"] > 1
+            or "action" in v["own"]("level")
+            or (v["sequential"] and v["sharing"])
+        ),
+        "a --ppo_epoch or --num_mini_batch above 1, since the first step of a batch has nothing to clip",
+    ),
+    DependentFlags(("target_kl",), lambda v: v["ppo_epoch"] > 1, "a --ppo_epoch above 1, which it could end early"),
+    DependentFlags(
+        ("value_clip",),
+        lambda v: any(passes > 1 for passes in v["own"]("critic_epoch")) or v["num_mini_batch"] > 1,
+        "a --critic_epoch or --num_mini_batch above 1, since the first step of a batch has nothing to clip",
+    ),
+    DependentFlags(
+        ("bonus_rule", "right_above"),
+        lambda v: any(any(v["own"](f"alpha{n}")) for n in range(4)),
+        "one of --alpha0 to --alpha3, the weights of the bonuses",
     ),
     DependentFlags(
         ("agent_iteration_interval",),
@@ -189,23 +215,29 @@ DEPENDENCES = (
 def of_team(team: Team, freeze: Collection[str], lr: float) -> dict[str, Any]:
     """What flags depend on and only the team decides: the agents that learn.
 
-    `learning` are the agents that are not frozen, `moving` those of them whose learning rate is above 0.
+    `learning` are the agents that are not frozen, `moving` those of them whose learning rate is above 0,
+    `sharing` whether two of these have one adapter.
     """
     frozen = team.frozen(freeze)
     learning = [agent for agent in team.agents if agent.name not in frozen]
+    moving = [agent for agent in learning if team.settings_for(agent.adapter, ("lr",)).get("lr", lr)]
     return {
         "learning": learning,
-        "moving": [agent for agent in learning if team.settings_for(agent.adapter, ("lr",)).get("lr", lr)],
+        "moving": moving,
+        "sharing": len({agent.adapter for agent in moving}) < len(moving),
     }
 
 
 def of_rule(rule: RunAlgorithm) -> dict[str, Any]:
     """The algorithm's settings: `own(NAME)` are the values of one, of which the team file may give agents their own.
 
-    Empty for a setting that the algorithm has not.
+    Empty for a setting that the algorithm has not. `sequential`: its agents are updated one after the other.
     """
     settings = (rule.settings, *rule.own.values())
-    return {"own": lambda name: [getattr(each, name) for each in settings if hasattr(each, name)]}
+    return {
+        "own": lambda name: [getattr(each, name) for each in settings if hasattr(each, name)],
+        "sequential": rule.settings.schedule == "sequential",
+    }
 
 
 def refuse_ineffective(typed: Collection[str], values: Mapping[str, Any]) -> None:

@@ -397,6 +397,17 @@ train_math --workflow single --agent_iteration_interval 3 --profile_path one.jso
 train_math --algorithm dr_mamr --n_samples 4 --influence_weight 0 --influence_similarity .5 | --influence_weight
 train_math --algorithm gigpo --n_samples 4 --step_weight 0 --similarity .5 | without a --step_weight
 train_math --algorithm gigpo --n_samples 4 --step_weight 0 --gamma .5 | without a --step_weight
+train_math --ppo_epoch 1 --clip_param .1                        | has no effect without a --ppo_epoch
+train_math --ppo_epoch 1 --algorithm grpo --n_samples 4 --clip_high .3 | has no effect without a --ppo_epoch
+train_math --ppo_epoch 1 --algorithm happo --dual_clip 3        | has no effect without a --ppo_epoch
+train_math --ppo_epoch 1 --async_steps 1 --clip_param .1        | has no effect without a --ppo_epoch
+train_math --ppo_epoch 1 --target_kl .1                         | has no effect without a --ppo_epoch
+train_math --critic_epoch 1 --value_clip .1                     | has no effect without a --critic_epoch
+train_math --workflow debate --horizon 2 --algorithm maporl --right_above .3  | has no effect without one of --alpha0
+train_math --workflow debate --horizon 2 --algorithm maporl --alpha1 0 --bonus_rule proportional | one of --alpha0
+evaluate --load_path run --problem_field question               | has no effect without --dataset_path
+evaluate --load_path run --answer_field a.b                     | has no effect without --dataset_path
+train_math --load_path run/best --problem_field question        | has no effect without --dataset_path
 train_math --entropy_schedule linear                            | has no effect without --entropy_coef
 train_math --coach rules --process_weight 0 --outcome_veto      | has no effect without a --process_weight
 train_math --outcome_weight 0 --outcome_to all                  | has no effect without an --outcome_weight
