@@ -138,6 +138,22 @@ def test_idle_sessions_are_closed_and_their_episodes_go_on(server):
     assert session.step({"left": "x"}).rewards == local.step({"left": "x"}).rewards
 
 
+def test_a_killed_clients_sessions_make_room_and_a_live_ones_go_on(server):
+    with grpc.insecure_channel(server.address) as channel:
+        stub = rpc.EnvironmentStub(channel)
+        left = [stub.Open(pb.OpenRequest()).id for _ in range(server.max_sessions)]  # and nobody closes them
+    remote = make_env(f"grpc://{server.address}/Walk")
+    remote.unwrapped._servers.patience_s = 0.5
+    with pytest.raises(EnvDownError, match="all its sessions are taken"):
+        remote.spawn().reset(seed=1)
+    for name in left[:-1]:
+        server._sessions[name].used -= 40.0
+    server._sessions[left[3]].used -= 40.0
+    remote.spawn().reset(seed=1)
+    assert left[3] not in server._sessions and len(server._sessions) == server.max_sessions
+    assert left[-1] in server._sessions
+
+
 def test_a_request_that_comes_twice_is_one_step(server):
     with grpc.insecure_channel(server.address) as channel:
         stub = rpc.EnvironmentStub(channel)

@@ -1,7 +1,8 @@
 """Serves environments to trainers elsewhere: sessions of them behind gRPC, with a health check (grpc.health.v1).
 
 Every session has an environment of its own; their number is bounded, and one that no client has used for a while is
-closed. User code keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns.
+closed, sooner where another client needs its place: a client that still wants it plays its episode again. User code
+keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVICE = "mafrt.environment.v1.Environment"
 _THREADS = 32
+_SPARE_S = 30.0
+"""time without use after which a session may make room for another client's; below a client's patience"""
 _LOOK_S = 0.1
 """interval in which a call that waits for its session looks whether its client is still there"""
 
@@ -156,7 +159,9 @@ class EnvironmentServer:
         if env is None:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "this server has no held-out instances")
         with self._lock:
-            self._expire()
+            self._expire(self.idle_s)
+            if len(self._sessions) >= self.max_sessions:
+                self._expire(_SPARE_S, most=1)  # such as those of a client that was killed
             if len(self._sessions) >= self.max_sessions:
                 _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self.max_sessions} sessions are taken")
             name = secrets.token_hex(8)
@@ -234,10 +239,11 @@ class EnvironmentServer:
             )
             return reply(failure=pack_failure(failure))
 
-    def _expire(self) -> None:
-        """Close sessions that no client has used for `idle_s` seconds. Called with the lock held."""
-        old = time.monotonic() - self.idle_s
-        for name in [name for name, opened in self._sessions.items() if opened.used < old]:
+    def _expire(self, unused_s: float, most: int | None = None) -> None:
+        """Close sessions that no client has used for so many seconds, the oldest `most`. Called with the lock held."""
+        old = time.monotonic() - unused_s
+        unused = sorted((opened.used, name) for name, opened in self._sessions.items() if opened.used < old)
+        for _, name in unused[:most]:
             opened = self._sessions[name]
             if opened.lock.acquire(blocking=False):
                 del self._sessions[name]
