@@ -27,6 +27,9 @@ KNOWN = ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 TOLERANCE = 1e-3
 """largest difference of two hidden states, relative to the largest number in them; a wrong way is off by much more"""
 
+BOTH_WAYS = {"is_causal": (False,), "use_bidirectional_attention": (True, "all")}
+"""settings of transformers, and the values by which a decoder reads both ways"""
+
 
 class StatesBeforeHead(Exception):
     """Carries hidden states out of a forward pass."""
@@ -94,9 +97,13 @@ def settle(base: Any) -> None:
             f"{base.name} ({base.config.model_type}) cannot read text alone: found {error_line(error)}; expected a "
             "causal language model"
         ) from error
-    # LLM.int8 takes whole columns apart wherever one number of them is large, at whichever token.
-    quantised = getattr(base.model, "is_quantized", False)
-    if not quantised and not close(_tried(lambda: _of_model(base, ids[:, :6])), logits[:, :6]):
+    if getattr(base.model, "is_quantized", False):
+        # LLM.int8 takes whole columns apart wherever one number of them is large, at whichever token, so what the
+        # configuration says is all that can be asked.
+        causal = not any(getattr(base.config, name, None) in values for name, values in BOTH_WAYS.items())
+    else:
+        causal = close(_tried(lambda: _of_model(base, ids[:, :6])), logits[:, :6])
+    if not causal:
         raise ModelError(
             f"{base.name} ({base.config.model_type}) is no causal language model: what it computes at a token depends "
             "on the tokens behind it; expected one that reads from left to right"

@@ -234,6 +234,14 @@ def test_a_known_family_that_is_set_to_read_both_ways_is_refused():
         SharedBase(tiny("gemma3_text", use_bidirectional_attention=True), tiny_tokenizer(), "gemma3")
 
 
+@pytest.mark.parametrize("changes", [{"use_bidirectional_attention": True}, {"is_causal": False}])
+def test_one_in_8_bits_is_refused_by_its_configuration(changes):
+    model = tiny("gemma3_text", **changes)
+    model.is_quantized = True  # rounding by columns hides what later tokens change
+    with pytest.raises(ModelError, match="no causal language model"):
+        SharedBase(model, tiny_tokenizer(), "gemma3")
+
+
 def test_a_model_that_cannot_fill_its_own_cache_reads_every_row_anew():
     base = SharedBase(tiny("xlstm"), tiny_tokenizer(), "xlstm")
     assert LocalEngine(base, eos_ids=()).decoding == "no cache"
