@@ -39,22 +39,26 @@ def given_answer(text: str) -> str | None:
 
 def exact_match(given: str, golden: Sequence[str]) -> float:
     """1.0 if a golden answer equals the given one after normalisation."""
-    return float(any(normalize(given) == normalize(answer) for answer in golden))
+    said = normalize(given)  # once: an answer may be long, and golden ones many
+    return float(any(said == normalize(answer) for answer in golden))
 
 
 def f1(given: str, golden: Sequence[str]) -> float:
     """Highest F1 of the words of the given answer against a golden one."""
-    return max((_f1(normalize(given), normalize(answer)) for answer in golden), default=0.0)
+    said = normalize(given)
+    words = Counter(said.split())
+    return max((_f1(said, words, normalize(answer)) for answer in golden), default=0.0)
 
 
-def _f1(given: str, golden: str) -> float:
+def _f1(given: str, words: Counter[str], golden: str) -> float:
+    """Of normalised texts; `words` are those of `given`."""
     if given != golden and (given in WHOLE or golden in WHOLE):
         return 0.0
-    left, right = given.split(), golden.split()
-    same = sum((Counter(left) & Counter(right)).values())
+    right = Counter(golden.split())
+    same = sum(min(count, words[word]) for word, count in right.items())
     if not same:
-        return float(left == right)
-    precision, recall = same / len(left), same / len(right)
+        return float(given == golden)
+    precision, recall = same / words.total(), same / right.total()
     return 2 * precision * recall / (precision + recall)
 
 
