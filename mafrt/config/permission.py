@@ -104,7 +104,7 @@ def demands(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key, text in _entries(values, ""):
         if key.rpartition(".")[2] in COMMANDS and text.strip():
             yield key, text, "command"
-        elif not all(map(_is_here, _ADDRESS.findall(text))) or (text.startswith("@") and key.endswith("vllm_servers")):
+        elif not all(map(_is_here, _hosts(key, text))) or (text.startswith("@") and key.endswith("vllm_servers")):
             yield key, text, "address"
 
 
@@ -153,6 +153,12 @@ def _argument(word: Any) -> Any:
     except (ValueError, RecursionError):
         read = value
     return read if whole else {key: read} if equals else word
+
+
+def _hosts(key: str, text: str) -> list[str]:
+    """The hosts that a text names; Ray's address is HOST:PORT alone, or a word for a cluster on this machine."""
+    bare = key == "ray" and "://" not in text and text not in ("auto", "local")
+    return [text] if bare else _ADDRESS.findall(text)
 
 
 def _is_here(hosts: str) -> bool:

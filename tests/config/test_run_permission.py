@@ -284,6 +284,14 @@ def test_addresses_of_other_machines_are_told_from_this_one(address):
     )
 
 
+@pytest.mark.parametrize("address", ["evil:6379", "10.0.0.1:6379", "localhost.evil:1", "ray://evil:10001", "@evil"])
+def test_a_run_names_no_cluster_of_another_machine(address):
+    with pytest.raises(ConfigError, match="address"):
+        permission.refuse_demands({"ray": address}, "the run")
+    for here in ("auto", "local", "127.0.0.1:6379", "ray://localhost:10001"):
+        permission.refuse_demands({"ray": here}, "the run")
+
+
 @pytest.mark.parametrize("name", ["os:system", "subprocess:run", "builtins:exec", "mafrt.core.text:re.compile"])
 def test_parts_of_python_are_never_objects_of_ours(name):
     with pytest.raises(ConfigError):
