@@ -13,12 +13,15 @@ from helpers_extras import need
 from helpers_models import tiny_base
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from mafrt.config.agent import LoraSpec
 from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.grammar import Grammars
 from mafrt.engines.requests import check_requests
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.registry import make_env
@@ -163,11 +166,27 @@ def test_engines_and_bases_that_cannot_say_so(base):
     asked = request(base, 1, schema='{"type": "boolean"}')
     with pytest.raises(ConfigError, match="only the local engine takes"):
         check_requests(base, 100, [asked])
-    with pytest.raises(ConfigError, match="a token that ends it"):
+    with pytest.raises(ConfigError, match="a token that ends it") as no_end:
         LocalEngine(base, eos_ids=()).generate([asked])
     tiny = tiny_base()
-    with pytest.raises(ConfigError, match="tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer") as unknown:
         LocalEngine(tiny).generate([Request([5, 6], None, asked.sampling, 1)])
+    assert not any("no grammar covers" in str(error.value) for error in (no_end, unknown))  # the schema is not at fault
+
+
+def test_a_vocabulary_without_the_characters_of_json_is_named(base):
+    """As of a byte-level tokenizer that was trained on a text of few letters: the library leaves out what it lacks."""
+
+    def made(letters):
+        small = Tokenizer(models.BPE({letter: place for place, letter in enumerate(["</s>", *letters])}, []))
+        small.pre_tokenizer, small.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        return Grammars(PreTrainedTokenizerFast(tokenizer_object=small))
+
+    letters, schema = sorted(pre_tokenizers.ByteLevel.alphabet()), '{"const": "\\u65e5"}'
+    assert made(letters).of(schema, frozenset([0]))
+    for missing in '"{', "\u00e6":  # the third stands for the byte e6, the first of the schema's character
+        with pytest.raises(ConfigError, match="tokenizer lacks characters"):
+            made([letter for letter in letters if letter not in missing]).of(schema, frozenset([0]))
 
 
 # ------------------------------------------------------------------------------------------------------------- serving

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import string
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import shortened
+from mafrt.core.text import clean_text, shortened
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -70,10 +71,12 @@ class Grammars:
         except ImportError as error:
             raise MissingExtraError(f"A JSON schema needs llguidance ({error}); run: {install('serve')}") from None
         _check_size(schema)
+        vocabulary = self._vocabulary(ends)  # outside the `try`: its errors are not the schema's
+        text = clean_text(json.dumps([string.printable, json.loads(schema)], ensure_ascii=False))
+        if vocabulary.decode_bytes(vocabulary.greedy_tokenize(text)) != text.encode():
+            raise ConfigError("this base's tokenizer lacks characters that an answer of this JSON schema may need")
         try:
-            matcher = LLMatcher(
-                self._vocabulary(ends), LLMatcher.grammar_from_json_schema(schema, overrides=_FORM), log_level=0
-            )
+            matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_json_schema(schema, overrides=_FORM), log_level=0)
         except ValueError as error:
             raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
         if matcher.is_error():
