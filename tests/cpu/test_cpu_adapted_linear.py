@@ -82,6 +82,26 @@ def test_many_adapters_are_computed_for_their_own_tokens_with_the_same_results(p
     assert not used
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_adapters_of_one_shape_are_one_product(missing, monkeypatch):
+    """As many products as with one adapter; layers that one of them lacks are computed adapter by adapter."""
+    monkeypatch.setenv("MAFRT_KERNELS", "torch")
+    monkeypatch.setattr(cpu_compute, "pays", lambda dtype: False)
+    base = tiny_base("qwen2")
+    for n in range(5):
+        add_random_adapter(base, f"a{n}", 3, 4.0 + n, ("q_proj",) if missing and n == 3 else ALL, seed=n)
+    train, calls, linear = [f"a{n}" for n in range(5)], [], torch.nn.functional.linear
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", lambda *given: calls.append(1) or linear(*given))
+        found = grads(base, train, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+        mixed = len(calls)
+        grads(base, train, torch.zeros(10, dtype=torch.long))
+    assert (mixed <= len(calls) - mixed) != missing
+    with reference():
+        expected = grads(base, train, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_a_layer_that_gets_another_input_is_computed_for_it():
     base = tiny_base()
     add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
