@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,10 +59,12 @@ def _try_template(tokenizer: Any) -> NoReturn:
             {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c"},
         ]
-        for chat in (words, [{"role": "system", "content": "d"}, *words]):
-            for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        chats = (words, [{"role": "system", "content": "d"}, *words], [*words, {"role": "tool", "content": "e"}])
+        for chat in chats:
+            for tools, asked in product((None, [tool]), (True, False)):
                 try:
-                    tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, tokenize=False)
+                    tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=asked, tokenize=False)
                 except Exception as error:  # one that refuses a chat says so when it gets one
                     full |= isinstance(error, MemoryError)
         code = int(full)
