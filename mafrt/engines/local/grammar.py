@@ -72,7 +72,7 @@ class Grammars:
             raise MissingExtraError(f"A JSON schema needs llguidance ({error}); run: {install('serve')}") from None
         _check_size(schema)
         vocabulary = self._vocabulary(ends)  # outside the `try`: its errors are not the schema's
-        text = clean_text(json.dumps([string.printable, json.loads(schema)], ensure_ascii=False))
+        text = clean_text(json.dumps([string.printable[:95], json.loads(schema)], ensure_ascii=False))
         if vocabulary.decode_bytes(vocabulary.greedy_tokenize(text)) != text.encode():
             raise ConfigError("this base's tokenizer lacks characters that an answer of this JSON schema may need")
         try:
