@@ -28,7 +28,7 @@ from mafrt.envs.math.answers import boxed, hash_answer, reference_fault
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
 """Looked for in this order, without regard to case."""
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "gold", "target", "label", "solution", "output")
-NESTED_ANSWERS = ("reward_model.ground_truth",)
+NESTED_ANSWERS = ("reward_model.ground_truth.target", "reward_model.ground_truth")
 """Looked for after those, as in verl's files."""
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 SHIPPED = Path(__file__).parent / "data"
@@ -130,6 +130,8 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
             value = value_at(record, answer_key or "")
             marked = isinstance(value, str) and value.strip() != answer
             if fault := reference_fault(answer, marked=marked):
+                if not answer and isinstance(value, (Mapping, list)) and value:
+                    fault = "it is neither one text nor one number"
                 raise DataError(
                     f"{here}: no answer can be read from {answer_key!r}: {brief(value)}; {fault} (expected a number, a "
                     "short answer, a text with \\boxed{...}, or one that ends in '#### N'; name another field with "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from mafrt.coach import WITHOUT_MODEL
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.config.setting_synonyms import SYNONYMS, synonym
@@ -338,7 +339,7 @@ def _window(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
 
 def _coach(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
     provider = "vertex" if _last(file, "use_vertex_ai") else "google"
-    return {"coach": value if ":" in str(value) else f"{provider}:{value}"}
+    return {"coach": value if ":" in str(value) or value in WITHOUT_MODEL else f"{provider}:{value}"}
 
 
 def _agents(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:

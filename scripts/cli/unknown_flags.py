@@ -117,3 +117,6 @@ def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:
         )
     if len(answers) > 1:
         raise ConfigError(f"There are no flags {', '.join(answers)}. {told}.")
+    for name, said in answers.items():
+        if "." in name:
+            raise ConfigError(f"There is no flag {name!r}; {said}.")

@@ -155,6 +155,8 @@ def test_more_keys_of_marti(tmp_path):
         "save_interval": 10,
     }
     assert wanted.items() <= settings.values.items()
+    stored["workflow_args"]["coach_model"] = "rules"  # a name of ours is no model of a provider
+    assert read(stored, tmp_path).values["coach"] == "rules"
     assert not any("SECRET" in note for note in settings.notes)
     assert any("critic_lr" in note and "no such setting" in note for note in settings.notes)
 

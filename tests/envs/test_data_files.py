@@ -218,3 +218,16 @@ def test_a_pipe_among_the_tables_of_a_task_is_skipped(tmp_path):
         os.mkfifo(disk.folder("piped") / name)
     loaded = load_records(disk.write(), disk.root)
     assert len(loaded.tasks) == 1 and "is no file" in str(loaded.problems[0])
+
+
+def test_golden_answers_of_a_search_file_are_read_where_there_is_one(tmp_path):
+    """As verl's data sets of questions hold them: `reward_model.ground_truth.target`, a list."""
+    path = tmp_path / "x.jsonl"
+    record = {"question": "What is 2 + 2?", "reward_model": {"ground_truth": {"target": ["4"]}}}
+    path.write_text(json.dumps(record))
+    [task] = math.load_tasks(str(path))
+    assert task.answer == "4"
+    record["reward_model"]["ground_truth"]["target"].append("four")
+    path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match="neither one text nor one number"):
+        math.load_tasks(str(path))

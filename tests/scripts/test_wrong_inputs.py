@@ -209,6 +209,8 @@ train_math --learnig_rate 1                                     | here it is --l
 train_math --learning_rate 1 --num_generations 3                | here it is --n_samples
 train_math actor_rollout_ref.actor.optim.lr=1e-4                | a line of Hydra
 train_math --actor_learning_rate 1e-6                           | here it is --lr
+train_math --actor_rollout_ref.rollout.n 4                      | here it is --n_samples
+train_math --trainer.total_epochs=2                             | here it is --epochs
 train_math --log_episodes=false                                 | takes no value
 train_math --log_episodes True                                  | --no-log_episodes
 train_math \u2014lr 3                                           | as in --lr
