@@ -140,7 +140,7 @@ def _profiled(name: str, base_of: PresentBase, device: str) -> list[GpuStage]:
     stages = [GpuStage(f"kernels {name}", 20, lambda: speed.kernels(base_of(name), shape))]
     if device != "cpu":
         stages += [
-            GpuStage(f"counted decoding {name}", 20, lambda: measured.decode_rows(name, base_of(name), counts)),
+            GpuStage(f"counted decoding {name}", 60, lambda: measured.decode_rows(name, base_of(name), counts)),
             GpuStage(f"counted updates {name}", 20, lambda: measured.update_rows(name, base_of(name), shape, counts)),
         ]
     return stages

@@ -49,8 +49,9 @@ def _modelled(name: str) -> dict[str, Any]:
     """What `mafrt bench gpu --pretend` prints, by a process without a GPU, in which none can be taken for the other."""
     command = [sys.executable, "-P", "-m", "mafrt.scripts.main", "bench", "gpu", "--pretend", "--models", name]
     done = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"bench gpu --pretend failed: {done.stderr[-500:]}")
+    if done.returncode:  # what was measured is not lost for it
+        print(f"nothing modelled stands beside {name}: {done.stderr[-500:]}")
+        return {"decoding": [], "updates": []}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 

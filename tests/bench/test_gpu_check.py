@@ -99,3 +99,9 @@ def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
     assert row["waits"] == 1 and row["launches"] < 1900
     assert 0 < row["tokens/s"] <= row["roofline"]
     assert modelled.update_row("qwen3.5-0.8b", 2)["waits"] <= 20
+
+
+def test_what_was_measured_stays_where_nothing_can_be_modelled(capsys):
+    rows = [{"model": "no such model", "K": 4, "waits": 5}]
+    assert measured.beside_modelled("no such model", "updates", rows) == rows
+    assert "no such model" in capsys.readouterr().out
