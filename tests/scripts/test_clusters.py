@@ -41,7 +41,8 @@ def cluster(tmp_path):
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     for name, body in PROGRAMS.items():
         program(tmp_path / "bin" / name, body)
-    program(tmp_path / ".venv/bin/torchrun", 'printf "%s\\0" "$@" >>words; printf "\\n" >>words')
+    # Nodes start at one moment: each writes its line whole.
+    program(tmp_path / ".venv/bin/torchrun", 'exec 9>>words; flock 9; printf "%s\\0" "$@" >&9; printf "\\n" >&9')
     return tmp_path
 
 
