@@ -21,7 +21,7 @@ from mafrt.core.errors import ModelError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines import Engine
-from mafrt.engines.local.sampler import truncate
+from mafrt.models.compute import truncate
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -181,8 +181,8 @@ def trainer_logprobs(
     chosen = probs.gather(1, torch.tensor(answer.ids, device=probs.device).unsqueeze(1)).squeeze(1)
     if how.truncated:
         rows = len(probs)
-        k, p = torch.full((rows,), how.top_k), torch.full((rows,), how.top_p)
-        kept = truncate(probs, k.to(probs.device), p.to(probs.device))
+        one, k, p = (torch.full((rows,), value, device=probs.device) for value in (1.0, how.top_k, how.top_p))
+        kept = probs.masked_fill(truncate(logits, one, k, p) == -math.inf, 0.0)
         last = kept.where(kept > 0, 1.0).amin(1)
         tied = (chosen < last) & (chosen >= last * math.exp(-EDGE * nats_apart(base)))
         chosen = chosen.where((chosen >= last) | tied, 0.0) / (kept.sum(1) + (chosen - last).where(tied, 0.0))

@@ -88,6 +88,39 @@ class Compute:
         ids, drawn = draw(probs, uniforms)
         return torch.where(greedy, logits.argmax(1), ids), drawn.masked_fill(greedy, 0.0), probs.sum(1)
 
+    def truncate(self, logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
+        """`truncate`, below."""
+        return truncate(logits, temperatures, top_k, top_p, widest)
+
+
+def truncate(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
+    """Bar the tokens that top-k and top-p cut off.
+
+    Args:
+        logits: `[rows, V]`.
+        temperatures: `[rows]` float32 above 0.
+        top_k: `[rows]`, 0 for off.
+        top_p: `[rows]`, 1 for off. Kept are the most likely tokens up to and including the one whose cumulative
+            probability (among those that top-k left) reaches `top_p`; at least one. Equal ones are taken in order.
+        widest: the largest of `top_k` if none of them is off, else 0; saves sorting the whole vocabulary.
+
+    Returns:
+        `[rows, V]` with -inf in place of what is cut off. A row that is not finite stays so.
+    """
+    size = logits.shape[1]
+    if 0 < widest < size:
+        ranked, order = logits.topk(widest, dim=1)
+    else:
+        ranked, order = logits.sort(dim=1, descending=True, stable=True)
+    weights = ((ranked.float() - ranked[:, :1].float()) / temperatures.unsqueeze(1)).exp_()
+    k = torch.where(top_k > 0, top_k, size).unsqueeze(1)
+    outside = torch.arange(ranked.shape[1], device=logits.device) >= k
+    upto = weights.masked_fill_(outside, 0.0).cumsum(1)
+    # top_p = 1 keeps all tokens, also where the sum is rounded.
+    beyond = (upto - weights >= top_p.unsqueeze(1) * upto[:, -1:]) & (top_p < 1).unsqueeze(1)
+    beyond[:, 0] = False
+    return torch.full_like(logits, -torch.inf).scatter_(1, order, ranked.masked_fill(outside | beyond, -torch.inf))
+
 
 def draw(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Ids and log-probabilities `[rows]` of the first tokens at which the running sum exceeds the uniform number.

@@ -13,8 +13,8 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
 from mafrt.cpu import sample
-from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms, truncate
-from mafrt.models.compute import draw
+from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms
+from mafrt.models.compute import draw, truncate
 
 CASES = [
     SamplingParams(),
@@ -142,18 +142,30 @@ def test_a_row_that_bars_every_token_is_an_error(temperature):
         sampler([SamplingParams(temperature=temperature)], [0])(torch.full((1, 5), -torch.inf), 0)
 
 
+ONE = torch.ones(1)
+
+
 def test_equal_logits_at_the_edge_of_top_k_leave_exactly_k():
-    kept = truncate(torch.full((1, 8), 1 / 8), torch.tensor([3]), torch.tensor([1.0]))
-    assert int((kept > 0).sum()) == 3
+    kept = truncate(torch.zeros(1, 8), ONE, torch.tensor([3]), ONE)
+    assert kept.isfinite().tolist() == [[True] * 3 + [False] * 5]
     # Of eight equal tokens the first four make up half.
-    kept = truncate(torch.full((1, 8), 1 / 8), torch.tensor([0]), torch.tensor([0.5]))
-    assert int((kept > 0).sum()) == 4
+    kept = truncate(torch.zeros(1, 8), ONE, torch.tensor([0]), ONE / 2)
+    assert kept.isfinite().tolist() == [[True] * 4 + [False] * 4]
 
 
 def test_looking_at_the_k_best_only_equals_sorting_everything():
-    probs = random_logits(6, 50).softmax(1)
+    logits, heat = random_logits(6, 50), torch.tensor([0.5, 1.0, 2.0, 1.0, 0.1, 1.0])
     top_k, top_p = torch.tensor([1, 5, 9, 2, 3, 9]), torch.tensor([1.0, 0.5, 0.9, 1.0, 0.2, 1.0])
-    assert torch.equal(truncate(probs, top_k, top_p, widest=9), truncate(probs, top_k, top_p, widest=0))
+    assert torch.equal(truncate(logits, heat, top_k, top_p, widest=9), truncate(logits, heat, top_k, top_p, widest=0))
+
+
+def test_a_row_that_is_cut_leaves_its_neighbours_as_they_are():
+    logits = random_logits(3)
+    cut, plain = SamplingParams(top_p=0.5), SamplingParams()
+    alone = sampler([plain] * 3, range(3))(logits, 0)
+    beside = sampler([plain, cut, plain], range(3))(logits, 0)
+    for before, after in zip(alone, beside, strict=True):
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
 
 
 def test_uniforms_are_a_function_of_the_seed_and_a_longer_draw_begins_with_the_shorter():

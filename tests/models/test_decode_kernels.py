@@ -70,6 +70,23 @@ for dtype, limit, rank, d, inner, heads, kv, dim in (
         same(found if down is not None else found[:1], wanted if down is not None else wanted[:1])
 """
 
+CUT = """
+import torch
+from mafrt.models.compute import truncate
+from mafrt.models.gpu import decode_kernels as kernels
+
+kernels.VOCABULARY = 64
+torch.manual_seed(0)
+top_k, top_p = torch.tensor([0, 1, 3, 200, 2, 0, 7]), torch.tensor([0.5, 0.9, 0.3, 1.0, 0.5, 1.0, 0.999])
+for size, dtype in ((1, torch.float32), (64, torch.bfloat16), (200, torch.float32)):
+    logits, heat = (3 * torch.randn(7, size)).to(dtype), torch.rand(7) + 0.2
+    logits[2] = 0
+    logits[3], logits[4, : size // 2] = logits[3].round(), -torch.inf
+    logits[5, 0] = torch.nan
+    found, wanted = kernels.truncated(logits, heat, top_k, top_p, 0), truncate(logits, heat, top_k, top_p)
+    assert torch.equal(found.nan_to_num(nan=9e4), wanted.nan_to_num(nan=9e4))
+"""
+
 COMPILED = """
 import inspect
 import triton
@@ -80,7 +97,8 @@ from mafrt.models.gpu import decode_kernels as kernels
 FLAGS = {"ADDS": True, "LOWERS": True, "NORMS": True, "P": 8, "P_OUT": 8, "N": 512, "PARTS": 4, "R": 4}
 KINDS = {"low": "*fp32", "low_out": "*fp32", "scale": "*fp32", "index": "*i64", "position": "*i64", "eps": "fp32"}
 NUMBERS = {"width", "parts", "dim", "count", "kv", "row_stride", "head_stride", "token_stride"}
-for kernel in (kernels._normed, kernels._lowered, kernels._heads, kernels._gated):
+KINDS |= {"temperatures": "*fp32", "top_k": "*i64", "top_p": "*fp32"}
+for kernel in (kernels._normed, kernels._lowered, kernels._heads, kernels._gated, kernels._truncated):
     names = kernel.arg_names
     consts = {name: FLAGS[name] for name in names if name in FLAGS}
     kinds = {
@@ -101,6 +119,11 @@ def python(code: str, **more: str) -> None:
 def test_kernels_compute_what_the_plain_forms_compute():
     pytest.importorskip("triton")
     python(INTERPRETED, TRITON_INTERPRET="1")
+
+
+def test_top_k_and_top_p_without_a_sort_keep_what_sorting_keeps():
+    pytest.importorskip("triton")
+    python(CUT, TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_a_gpu(tmp_path):

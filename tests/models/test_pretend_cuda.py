@@ -117,6 +117,18 @@ def test_a_decode_step_waits_once(adapters, sampling):
             assert gpu.waited == 1, gpu.waits
 
 
+def test_top_k_and_top_p_are_one_launch():
+    launches = []
+    with PretendCuda() as gpu, torch.no_grad():
+        for sampling in ({}, {"top_p": 0.9, "top_k": 7}):
+            batch = batch_of(on_gpu(1), 6, 9, **sampling)
+            batch.step()
+            gpu.clear()
+            batch.step()
+            launches.append(gpu.launched)
+    assert launches[1] == launches[0] + 1
+
+
 @pytest.mark.parametrize(("lengths", "most"), [((9, 9, 9, 9), 1), ((12, 5, 9, 5), 2)])
 def test_a_step_with_the_models_own_cache_waits_once_and_for_its_padding(lengths, most):
     with PretendCuda() as gpu, torch.no_grad():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
-from mafrt.models.compute import compute_for, draw
+from mafrt.models.compute import compute_for
 
 
 class NonFiniteLogitsError(MafrtError, ArithmeticError):
@@ -98,8 +98,9 @@ class Sampler:
         """Find out once per composition of the batch which rows top-k or top-p cut."""
         cut = [row for row, p in enumerate(self.params) if (p.top_p < 1 or p.top_k > 0) and p.temperature > 0]
         self._cut = torch.tensor(cut, device=self.uniforms.device) if cut else None
-        ks = [self.params[row].top_k for row in cut]
-        self._widest = max(ks, default=0) if all(ks) else 0
+        if self._cut is not None:
+            self._limits = self.temperature[self._cut], self.top_k[self._cut], self.top_p[self._cut]
+            self._widest = max(ks) if all(ks := [self.params[row].top_k for row in cut]) else 0
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]` in the batch."""
@@ -128,46 +129,16 @@ class Sampler:
 
     def drawn(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """The same without waiting for the device, and `[rows]` float32 numbers for `check`."""
-        ids, logprobs, totals = compute_for(logits.device.type).sample(logits, self.temperature, self.uniforms[step])
-        if self._cut is not None:
+        compute = compute_for(logits.device.type)
+        if (cut := self._cut) is not None:
+            own = logits if len(cut) == len(logits) else logits[cut]
+            kept = compute.truncate(own, *self._limits, self._widest)
             # The other rows stay as they are: a row's rounding must not depend on its neighbours' settings.
-            own = logits[self._cut].float()
-            # Subtracting the maximum first keeps tiny temperatures from overflowing.
-            own = (own - own.amax(1, keepdim=True)).div_(self.temperature[self._cut].unsqueeze(1))
-            probs = truncate(own.softmax(1), self.top_k[self._cut], self.top_p[self._cut], self._widest)
-            ids[self._cut], logprobs[self._cut] = draw(probs, self.uniforms[step][self._cut])
-        return ids, logprobs, totals
+            logits = kept if own is logits else logits.index_copy(0, cut, kept)
+        return compute.sample(logits, self.temperature, self.uniforms[step])
 
     def check(self, totals: Sequence[float]) -> None:
         """Raise NonFiniteLogitsError for rows that `drawn` could not sample from."""
         # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
         if bad := [row for row, total in enumerate(totals) if not math.isfinite(total)]:
             raise NonFiniteLogitsError([self.adapters[row] for row in bad])
-
-
-def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
-    """Set to zero the tokens that top-k and top-p cut off; the rest is not renormalised.
-
-    Args:
-        probs: `[rows, V]`, each row summing to 1.
-        top_k: `[rows]`, 0 for off.
-        top_p: `[rows]`, 1 for off. Kept are the most likely tokens up to and including the one whose cumulative
-            probability (among those that top-k left) reaches `top_p`; at least one.
-        widest: the largest of `top_k` if none of them is off, else 0; saves sorting the whole vocabulary.
-
-    Returns:
-        `[rows, V]`.
-    """
-    size = probs.shape[1]
-    if 0 < widest < size:
-        ranked, order = probs.topk(widest, dim=1)
-    else:
-        ranked, order = probs.sort(dim=1, descending=True, stable=True)
-    k = torch.where(top_k > 0, top_k, size).unsqueeze(1)
-    ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=probs.device) >= k, 0.0)
-    upto = ranked.cumsum(1)
-    before = upto - ranked
-    # top_p = 1 keeps all tokens, also where the sum is rounded.
-    outside = (before >= top_p.unsqueeze(1) * upto[:, -1:]) & (top_p < 1).unsqueeze(1)
-    outside[:, 0] = False
-    return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill(outside, 0.0))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.compute import Compute, register
 from mafrt.models.decoder import DecodeModel
-from mafrt.models.gpu import adapted_linear, lean_decoder, packed_attention, sampling
+from mafrt.models.gpu import adapted_linear, decode_ops, lean_decoder, packed_attention, sampling
 from mafrt.models.norm_forms import form_of
 from mafrt.models.packed_attention import PackedRows
 
@@ -62,6 +62,9 @@ class GpuCompute(Compute):
 
     def sample(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return sampling.sample(logits, temperatures, uniforms)
+
+    def truncate(self, logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
+        return cast(Tensor, decode_ops.truncated(logits, temperatures, top_k, top_p, widest))
 
 
 register("cuda", GpuCompute())

@@ -14,6 +14,8 @@ from torch import Tensor
 
 PART = 512
 """columns of a program that computes a part of a row"""
+VOCABULARY = 8192
+"""tokens that a program looks at at once"""
 WIDEST = 16384
 """columns of a row that one program can hold, as only a norm must"""
 
@@ -159,6 +161,97 @@ def _gated(
         own = tl.load(scale + k) * acts
         into = low_out + (row * parts + part) * P_OUT
         _inner(h.to(tl.float32), down + k * P_OUT * width, into, own, at, ok, width, P_OUT, 8)
+
+
+@triton.jit
+def _order(x):
+    """Integers in the order of the numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _from(logits, width, top, heat, bound, N: tl.constexpr):
+    """How many tokens come at `bound` or after it in the order of their logits, and their weight together."""
+    count, weight = tl.zeros([N], tl.int32), tl.zeros([N], tl.float32)
+    for first in range(0, width, N):
+        at = first + tl.arange(0, N)
+        x = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+        inside = (at < width) & (_order(x) >= bound)
+        count += inside.to(tl.int32)
+        weight += tl.where(inside, tl.exp((x - top) / heat), 0.0)
+    return tl.sum(count, 0), tl.sum(weight, 0)
+
+
+@triton.jit
+def _truncated(logits, temperatures, top_k, top_p, out, width, N: tl.constexpr):
+    # One program a row. The last token that is kept is found by halving the range of logits, not by sorting them.
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * width
+    out += row.to(tl.int64) * width
+    heat, p = tl.load(temperatures + row), tl.load(top_p + row)
+    k = tl.load(top_k + row).to(tl.int32)
+    highest = tl.full([N], float("-inf"), tl.float32)
+    for first in range(0, width, N):
+        at = first + tl.arange(0, N)
+        highest = tl.maximum(highest, tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32))
+    top = tl.max(highest, 0)
+    beyond = _order(top).to(tl.int64) + 1
+    last = tl.full([], -(2**31), tl.int64)
+    ties = width
+    count, total = _from(logits, width, top, heat, last, N)
+    finite = (total == total) & (total < float("inf"))
+    if finite & (k > 0) & (k < width):
+        high = beyond
+        while high - last > 1:
+            middle = (last + high) >> 1
+            count, weight = _from(logits, width, top, heat, middle, N)
+            if count >= k:
+                last = middle
+            else:
+                high = middle
+        count, total = _from(logits, width, top, heat, last + 1, N)
+        ties = k - count
+        total += ties * tl.exp((_number(last) - top) / heat)
+    if finite & (p < 1):
+        low, high = last, beyond
+        while high - low > 1:
+            middle = (low + high) >> 1
+            count, weight = _from(logits, width, top, heat, middle, N)
+            if weight >= p * total:
+                low = middle
+            else:
+                high = middle
+        count, weight = _from(logits, width, top, heat, low + 1, N)
+        needed = tl.ceil((p * total - weight) / tl.exp((_number(low) - top) / heat))
+        most = tl.where(low == last, ties, width)
+        ties = tl.maximum(tl.minimum(needed, most.to(tl.float32)), 1).to(tl.int32)
+        last = low
+    before = 0
+    for first in range(0, width, N):
+        at = first + tl.arange(0, N)
+        x = tl.load(logits + at, mask=at < width, other=float("-inf"))
+        order = _order(x.to(tl.float32))
+        tied = (at < width) & (order == last)
+        rank = before + tl.cumsum(tied.to(tl.int32), 0)
+        before += tl.sum(tied.to(tl.int32), 0)
+        kept = (order > last) | (tied & (rank <= ties)) | (finite == 0)
+        tl.store(out + at, tl.where(kept, x, float("-inf")), mask=at < width)
+
+
+@triton.jit
+def _number(order):
+    """The number that `_order` gives this integer."""
+    bits = order.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+def truncated(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int) -> Tensor:
+    """`decode_ops.truncated`."""
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    _truncated[len(logits),](logits, temperatures, top_k, top_p, out, logits.shape[1], N=VOCABULARY, num_warps=16)
+    return out
 
 
 def normed(

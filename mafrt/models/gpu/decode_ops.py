@@ -1,8 +1,9 @@
-"""What a decode step computes between its large products, as four operations that are one kernel each on a GPU.
+"""What a decode step computes between its large products, as five operations that are one kernel each on a GPU.
 
 Products with the base's weights are left to torch; all else of a layer is so little work that a GPU spends its time on
 starting kernels. Here a norm takes in what the adapters add to its input and what they take from its output; so do the
-heads' norm and rotation, and the activation. A row reads its own adapter only, so their number costs nothing.
+heads' norm and rotation, and the activation. A row reads its own adapter only, so their number costs nothing. The fifth
+cuts off what top-k and top-p bar, without sorting the vocabulary.
 
 `low` is the adapters' inner product, scaled, float32 `[rows, M, P]`: of M layers that share their input, or M parts of
 a sum. P is the rank, rounded up. `index` `[rows]` is the row's adapter, -1 without one. Adapters lie as `down`
@@ -22,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from mafrt.models.compute import truncate
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +125,10 @@ _SCHEMAS: dict[str, tuple[str, Any]] = {
         "Tensor sin, Tensor position) -> Tensor",
         _heads,
     ),
+    "truncated": (
+        "(Tensor logits, Tensor temperatures, Tensor top_k, Tensor top_p, int widest) -> Tensor",
+        truncate,
+    ),
     "gated": (f"(Tensor gate_up, {_adapted}, Tensor? down, Tensor? scale) -> (Tensor, Tensor)", _gated),
 }
 
@@ -158,4 +165,4 @@ for _name, (_schema, _plain) in _SCHEMAS.items():
     library.impl(_name, _on_gpu(_name, _plain), "CUDA")
 
 ops = torch.ops.mafrt
-normed, lowered, heads, gated = ops.normed, ops.lowered, ops.heads, ops.gated
+normed, lowered, heads, gated, truncated = ops.normed, ops.lowered, ops.heads, ops.gated, ops.truncated
