@@ -25,6 +25,10 @@ pytestmark = [
     pytest.mark.skipif(not HERE, reason="ray is not installed: --ray is NOT tested here"),
     pytest.mark.takes(slow=240),
 ]
+ROOT = Path(__file__).parents[2]
+NEED_DEEPSPEED = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: ZeRO under Ray is NOT tested"
+)
 TOY = ["--device", "cpu", "--threads", "1", "--n_rollout_threads", "4", "--eval_episodes", "0"]
 TOY += ["--max_new_tokens", "8", "--lr", "1e-2", "--save_interval", "1"]
 TOY += ["--env", "stops:Counted", "--algorithm", "stops:Stops", "--iterations", "3"]
@@ -207,16 +211,18 @@ def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_two_nodes_with_a_sharded_base_learn_what_two_processes_learn_with_it(folder, nodes):
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero3", marks=NEED_DEEPSPEED)])
+def test_two_nodes_with_a_sharded_base_learn_what_two_processes_learn_with_it(folder, nodes, layout):
     nodes.have(2)
-    layout = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    flags = ["--deepspeed", str(ROOT / f"configs/{layout}.json")] if layout == "zero3" else []
+    shell = {"DS_ACCELERATOR": "cpu"} if flags else {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
     launcher = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone", "--module", "mafrt.scripts.train"]
-    command = [sys.executable, "-m", *launcher, *TOY, "--run_dir", "sharded_alone"]
-    assert subprocess.run(command, cwd=folder, env=variables(**layout)).returncode == 0
-    process = start(folder, nodes, "sharded", **layout)
+    command = [sys.executable, "-m", *launcher, *TOY, *flags, "--run_dir", f"{layout}_alone"]
+    assert subprocess.run(command, cwd=folder, env=variables(**shell)).returncode == 0
+    process = start(folder, nodes, layout, *flags, **shell)
     out = finish(process)
     assert process.returncode == 0, out
-    same(folder / "sharded", folder / "sharded_alone")
+    same(folder / layout, folder / f"{layout}_alone")
 
 
 @pytest.mark.slow
