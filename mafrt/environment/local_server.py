@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -149,7 +149,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
+def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] = lambda: False, **more: Any) -> Any:
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
     A connection has one request at a time: a server that has begun on a second one does not see that its client leaves.
@@ -157,6 +157,7 @@ def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
     Args:
         app: the ASGI application.
         connections: most connections at the same time.
+        make_room: called in the event loop where all are in calls; ends a call and returns True, or returns False.
         more: further settings of `uvicorn.Config`.
     """
     import uvicorn
@@ -174,9 +175,11 @@ def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
             super().connection_made(transport)
             self.loop.call_later(HEAD_S, self.end_without_head)
             if len(self.connections) > connections:
-                idle = sorted((each for each in self.connections if each.idle), key=lambda each: each.idle_since)
+                idle = [each for each in self.connections if each.idle and each is not self]
+                idle.sort(key=lambda each: each.idle_since)
                 # Without an idle one the new one has to go: those in a call have been promised an answer.
-                (idle[0] if idle else self).transport.close()
+                if idle or not make_room():
+                    (idle[0] if idle else self).transport.close()
 
         @property
         def idle(self) -> bool:
@@ -253,11 +256,11 @@ class LocalServer:
     host: str
     port: int
 
-    def listen(self, app: Any, host: str, port: int, *, connections: int, thread: str) -> None:
+    def listen(self, app: Any, host: str, port: int, *, connections: int, thread: str, **more: Any) -> None:
         """Answer by an ASGI application. Raises ConfigError for an address that cannot be used."""
         self._socket = listening(host, port)
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._server = bounded_server(app, connections=most_connections(connections))
+        self._server = bounded_server(app, connections=most_connections(connections), **more)
         sockets = {"sockets": [self._socket]}
         self._thread = threading.Thread(target=self._server.run, kwargs=sockets, daemon=True, name=thread)
         self._thread.start()

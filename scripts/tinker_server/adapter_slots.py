@@ -5,6 +5,7 @@ A base never loses an adapter, so a place that is given back keeps its shape and
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,8 +172,9 @@ class AdapterSlots:
             sampler.users -= 1
 
     def drop(self, sampler: Sampler) -> None:
-        """The sampler is not used any more; its place is free once its last request ends."""
+        """A snapshot is not used any more; its place is free once its last request ends."""
         with self._lock:
+            shutil.rmtree(sampler.folder, ignore_errors=True)
             if sampler.slot is not None and not sampler.users:
                 self._resident.remove(sampler)
                 self.give(sampler.shape, sampler.slot)

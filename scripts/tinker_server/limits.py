@@ -21,8 +21,12 @@ class Limits:
     """max rank of an adapter"""
     batch_tokens: int = 262_144
     """max tokens of one forward or backward request"""
+    all_sessions: int = 4096
+    """max open sessions of all clients"""
     waiting: int = 8192
     """max samples and other requests of a client that wait; further ones get status 429"""
+    waiting_mib: float = 1024.0
+    """max MiB of them"""
     kept: int = 8192
     """max results of a client that are kept until they are fetched"""
     kept_mib: float = 1024.0
@@ -47,6 +51,8 @@ class Limits:
     """seconds that a request waits for one with a lower number"""
     session_s: float = 3600.0
     """seconds without a sign of life after which a session ends"""
+    silent_s: float = 120.0
+    """the same where its place is needed; the SDK gives one every 10 s"""
     connections: int = 1024
     """max connections"""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from mafrt.scripts.tinker_server.limits import Limits, refused
 log = logging.getLogger(__name__)
 
 
+def digest_of(request: bytes) -> bytes:
+    return hashlib.sha256(request).digest()
+
+
 @dataclass(eq=False)
 class Result:
     """The answer to a request, or the promise of it."""
@@ -27,6 +32,7 @@ class Result:
     """of the request, by which a repetition is known"""
     work: int = 1
     """samples that it waits for, or 1"""
+    request_bytes: int = 0
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     content: bytes = b""
     binary: bool = False
@@ -50,20 +56,46 @@ class Results:
         self._kept_bytes: dict[str, int] = defaultdict(int)
         self._work: dict[str, int] = defaultdict(int)
         """owner -> samples and requests that wait"""
+        self._request_bytes: dict[str, int] = defaultdict(int)
+        """owner -> bytes of these requests"""
+        self._polls: dict[str, list[asyncio.Future[bool]]] = {}
+        """owner -> connections on which it waits, the oldest first"""
 
-    def new(self, owner: str, name: str, digest: bytes, work: int = 1) -> Result:
-        """The promise of a result. Raises RefusedError (429) for an owner that waits for too many."""
+    def new(self, owner: str, name: str, request: bytes, work: int = 1) -> Result:
+        """The promise of the result of a request. Raises RefusedError (429) for an owner that waits for too many."""
         if self._work[owner] + work > self.limits.waiting:
             raise refused(f"{self.limits.waiting} of your requests and samples wait; ask again later", 429)
-        result = Result(name, owner, digest, work)
+        if self._request_bytes[owner] + len(request) > self.limits.waiting_mib * 2**20:
+            raise refused(f"{self.limits.waiting_mib:g} MiB of your requests wait; ask again later", 429)
+        result = Result(name, owner, digest_of(request), work, len(request))
         self.by_id[name] = result
         self._work[owner] += work
+        self._request_bytes[owner] += len(request)
         return result
+
+    async def wait(self, owner: str, event: asyncio.Event, timeout_s: float) -> None:
+        """Wait on a connection of an owner, until `make_room` needs it at the latest."""
+        poll: asyncio.Future[bool] = asyncio.ensure_future(event.wait())
+        self._polls.setdefault(owner, []).append(poll)
+        try:
+            await asyncio.wait([poll], timeout=timeout_s)
+        finally:
+            poll.cancel()
+            self._polls[owner].remove(poll)
+            if not self._polls[owner]:
+                del self._polls[owner]
+
+    def make_room(self) -> bool:
+        """Answer the oldest wait of the owner that has most, who then asks again; False: nobody waits."""
+        polls = max(self._polls.values(), key=len, default=[])
+        waiting = next((poll for poll in polls if not poll.done()), None)
+        return waiting is not None and waiting.cancel()
 
     def finish(self, result: Result, content: bytes, *, binary: bool = False, failed: bool = False) -> None:
         """A result is there; of too many that nobody fetches the oldest are dropped."""
         result.content, result.binary, result.failed = content, binary, failed
         self._work[result.owner] -= result.work
+        self._request_bytes[result.owner] -= result.request_bytes
         result.ready.set()
         if self.by_id.get(result.id) is not result:  # its session has ended
             return

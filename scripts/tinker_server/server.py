@@ -62,7 +62,14 @@ class TinkerServer(LocalServer):
         check_packages("The Tinker API", "tinker")
         self.tokens, self.limits = [token.encode() for token in tokens], limits
         self.service: Service | None = None
-        self.listen(self._app(), host, port, connections=limits.connections, thread="mafrt-tinker-api")
+        self.listen(
+            self._app(),
+            host,
+            port,
+            connections=limits.connections,
+            thread="mafrt-tinker-api",
+            make_room=lambda: self.service is not None and self.service.results.make_room(),
+        )
 
     def close(self) -> None:
         """Stop listening and end the threads."""
@@ -179,10 +186,9 @@ class TinkerServer(LocalServer):
     async def _retrieve(self, service: Service, owner: str, body: Any) -> Any:
         from starlette.responses import Response
 
-        result = service.results.of(owner, messages.text_of(body, "request_id", most=400))
-        try:
-            await asyncio.wait_for(result.ready.wait(), self.limits.poll_s)
-        except TimeoutError:
+        result = service.result(owner, messages.text_of(body, "request_id", most=400))
+        await service.results.wait(owner, result.ready, self.limits.poll_s)
+        if not result.ready.is_set():
             again = {"type": "try_again", "request_id": result.id, "queue_state": "active"}
             return _json(again, 408)
         if result.refusal is not None:

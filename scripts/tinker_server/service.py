@@ -8,8 +8,6 @@ there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import json
 import logging
 import secrets
@@ -32,7 +30,7 @@ from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Sampler, Sha
 from mafrt.scripts.tinker_server.checkpoints import Checkpoints, Place, at, described, dumps, parse_path, place_of
 from mafrt.scripts.tinker_server.limits import Limits, refused
 from mafrt.scripts.tinker_server.messages import Reading, SampleRequest
-from mafrt.scripts.tinker_server.results import Result, Results
+from mafrt.scripts.tinker_server.results import Result, Results, digest_of
 from mafrt.scripts.tinker_server.trainer import Adapter, Job, Trainer
 
 if TYPE_CHECKING:
@@ -84,6 +82,8 @@ class Model:
     results: dict[int, Result] = field(default_factory=dict)
     created: Result | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    unsaved: set[Future[Any]] = field(default_factory=set)
+    """requests in the trainer that no save follows: nobody would see what they do once the session has ended"""
 
 
 @dataclass(eq=False)
@@ -100,8 +100,8 @@ class SamplingSession:
     """whether it is a snapshot of this session's alone"""
     clones: int = 0
     results: dict[int, Result] = field(default_factory=dict)
-    done: dict[int, list[tuple[int, Result]]] = field(default_factory=lambda: defaultdict(list))
-    """copy of the client -> results that it has not acknowledged, with their cursors"""
+    done: dict[int, dict[Result, int]] = field(default_factory=lambda: defaultdict(dict))
+    """copy of the client -> results that are kept and that it has not acknowledged, with their cursors"""
     cursors: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -174,11 +174,12 @@ class Service:
     # ------------------------------------------------------------------------------------------------------- sessions
 
     def create_session(self, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        self.end_silent()
-        if sum(session.owner == owner for session in self._sessions.values()) >= self.limits.sessions:
-            raise refused(f"you have {self.limits.sessions} open sessions; close one", 429)
+        mine = lambda: sum(session.owner == owner for session in self._sessions.values())  # noqa: E731
+        self._make_room(mine, self.limits.sessions, "you have {} open sessions; close one")
+        self._make_room(lambda: len(self._sessions), self.limits.all_sessions, "there are {} open sessions; wait")
         session = Session(uuid.uuid4().hex, owner, time.monotonic(), messages.read_metadata(body))
         self._sessions[session.id] = session
+        self._watch(session)
         note = "Adapters of this server act on attention and MLP layers; the output layer stays frozen."
         return {"type": "create_session", "session_id": session.id, "info_message": note}
 
@@ -192,11 +193,26 @@ class Service:
         found.seen = time.monotonic()
         return found
 
-    def end_silent(self) -> None:
-        """End the sessions that gave no sign of life."""
-        for session in list(self._sessions.values()):
-            if time.monotonic() - session.seen > self.limits.session_s:
-                self.end(session)
+    def _watch(self, session: Session) -> None:
+        """End a session once it has given no sign of life for too long."""
+        if session.id not in self._sessions:
+            return
+        if (left := session.seen + self.limits.session_s - time.monotonic()) <= 0:
+            self.end(session)
+        else:
+            asyncio.get_running_loop().call_later(left, self._watch, session)
+
+    def _make_room(self, count: Callable[[], int], most: int, why: str) -> None:
+        """Where there are too many of something, end the sessions of clients that have gone without a word.
+
+        Raises RefusedError (429) if there are still too many.
+        """
+        if count() >= most:
+            for session in list(self._sessions.values()):
+                if time.monotonic() - session.seen > self.limits.silent_s:
+                    self.end(session)
+        if count() >= most:
+            raise refused(why.format(most), 429)
 
     def end(self, session: Session) -> None:
         """End a session: its places go back, its checkpoints stay."""
@@ -206,6 +222,12 @@ class Service:
             self._ended.popitem(last=False)
         for model in session.models.values():
             self._models.pop(model.id, None)
+            for future in list(model.unsaved):
+                future.cancel()
+            for seq in model.waiting:
+                if (result := model.results.get(seq)) is not None and not result.ready.is_set():
+                    self.results.fail(result, refused("the session has ended"))
+            model.waiting.clear()
             if (adapter := model.adapter) is not None:
                 # Behind the requests that it has.
                 self.trainer.submit(Job(model, lambda a=adapter: self.slots.give(a.shape, a.slot)))  # type: ignore[misc]
@@ -221,6 +243,12 @@ class Service:
         for result in list(sampling.results.values()):
             result.cancel()
             self.results.drop(result)
+
+    def result(self, owner: str, name: str) -> Result:
+        """What a request was promised; its session is now seen. Raises RefusedError."""
+        found = self.results.of(owner, name)
+        self.session(owner, name.partition(":")[0])
+        return found
 
     def cancel(self, owner: str, name: str) -> dict[str, Any]:
         self.results.of(owner, name).cancel()
@@ -243,20 +271,22 @@ class Service:
         self,
         model: Model,
         seq: int,
-        digest: bytes,
+        request: bytes,
         make: Callable[[], tuple[Callable[[], Any] | messages.PassRequest, Callable[[Any], bytes], bool]],
+        saves: bool = False,
     ) -> Result:
         """Take a request of a training client into its order.
 
         Args:
             model: whose request it is.
             seq: its number, from 1.
-            digest: of its content.
+            request: its content, which is the same whenever it is sent.
             make: checks it, and returns the work, what makes its result from that of the work, and whether the result
                 is a protocol buffer. A request that it refuses keeps its number: those behind it go on.
+            saves: whether the work has a use after the end of the session.
         """
         if (known := model.results.get(seq)) is not None:
-            if known.digest != digest:
+            if known.digest != digest_of(request):
                 raise refused(f"the request {seq} of {model.id} has come before with another content", 422)
             if known.refusal is not None:
                 raise known.refusal
@@ -265,7 +295,7 @@ class Service:
             raise refused(f"the request {seq} of {model.id} was done, and its result is not kept any more", 410)
         if seq > model.next + self.limits.waiting:
             raise refused(f"the number {seq} of a request of {model.id} is far ahead of {model.next}, which is next")
-        result = self.results.new(model.owner, f"{model.id}:{seq}", digest)
+        result = self.results.new(model.owner, f"{model.id}:{seq}", request)
         result.forget = lambda: model.results.pop(seq, None)  # type: ignore[assignment]
         model.results[seq] = result
         try:
@@ -282,7 +312,13 @@ class Service:
                 self.results.fail(result, refused("the training client could not be made"))
                 return
             job = Job(model, work, adapter=model.adapter if isinstance(work, messages.PassRequest) else None)
-            self._follow(self.trainer.submit(job), result, finish, binary)
+            future = self.trainer.submit(job)
+            if saves:
+                model.unsaved.clear()
+            else:
+                model.unsaved.add(future)
+                future.add_done_callback(model.unsaved.discard)
+            self._follow(future, result, finish, binary)
 
         model.waiting[seq] = start
         self._advance(model)
@@ -331,16 +367,18 @@ class Service:
         """A new training client, or one from a checkpoint if the body has a `path`."""
         session = self.session(owner, messages.text_of(body, "session_id"))
         number = messages.whole_of(body, "model_seq_id", 0, 10**9 - 1)
-        name, digest = f"{session.id}:train:{number}", _digest(body)
+        name, request = f"{session.id}:train:{number}", _canonical(body)
         if (known := session.models.get(name)) is not None:
-            if known.created is None or known.created.digest != digest:
+            if known.created is None or known.created.digest != digest_of(request):
                 raise refused(f"there is a training client {name} already, made with other settings", 422)
             return known.created
         if (optimizer := body.get("optimizer_config")) and messages.object_of(optimizer, "it").get("type") != "adamw":
             raise refused(f"the optimizer {shortened(repr(optimizer))} is unknown, expected adamw")
-        mine = sum(model.owner == owner for model in self._models.values())
-        if mine >= self.limits.adapters:
-            raise refused(f"you have {mine} training clients in memory; close a session", 429)
+        mine = lambda: sum(model.owner == owner for model in self._models.values())  # noqa: E731
+        self._make_room(mine, self.limits.adapters, "you have {} training clients in memory; close a session")
+        self._make_room(
+            lambda: len(self._models), self.limits.slots, "all {} places are taken by training clients; ask again later"
+        )
         place = moments = None
         if "path" in body:
             place = parse_path(messages.text_of(body, "path", most=400))
@@ -358,7 +396,7 @@ class Service:
             seed = lora.get("seed")
             seed = secrets.randbits(63) if seed is None else messages.whole_of(lora, "seed", -(2**63), 2**64)
         model = Model(name, owner, session, shape, metadata=messages.read_metadata(body))
-        model.created = self.results.new(owner, f"{name}:create", digest)
+        model.created = self.results.new(owner, f"{name}:create", request)
         session.models[name] = self._models[name] = model
 
         def make() -> Adapter:
@@ -377,9 +415,10 @@ class Service:
             return adapter
 
         def finish(adapter: Adapter) -> bytes:
-            model.adapter = adapter
-            if self._sessions.get(session.id) is not session:
+            if session.id not in self._sessions:
                 self.slots.give(shape, adapter.slot)
+                raise refused("the session has ended")
+            model.adapter = adapter
             asyncio.get_running_loop().call_soon(self._advance, model)
             kind = "create_model" if place is None else "load_weights"
             return dumps({"type": kind, "model_id": name, **({} if place is None else {"path": place.path})})
@@ -406,16 +445,16 @@ class Service:
         if seq < 1:
             raise refused(f"seq_id is {seq}, expected 1 or more")
         # Maps of a message have no order of their own.
-        digest = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+        request = message.SerializeToString(deterministic=True)
         read = lambda: (messages.read_pass(message, self.reading), messages.pass_reply, True)  # noqa: E731
-        return self.ordered(model, seq, digest, read)
+        return self.ordered(model, seq, request, read)
 
     def _request(self, owner: str, body: Mapping[str, Any]) -> tuple[Model, int, bytes]:
         model = self.model(owner, messages.text_of(body, "model_id"))
-        return model, messages.whole_of(body, "seq_id", 1, 2**31 - 1), _digest(body)
+        return model, messages.whole_of(body, "seq_id", 1, 2**31 - 1), _canonical(body)
 
     def optim_step(self, owner: str, body: Mapping[str, Any]) -> Result:
-        model, seq, digest = self._request(owner, body)
+        model, seq, request = self._request(owner, body)
 
         def make() -> Any:
             how = messages.read_adam(body)
@@ -426,12 +465,12 @@ class Service:
 
             return step, lambda metrics: dumps({"metrics": metrics}), False
 
-        return self.ordered(model, seq, digest, make)
+        return self.ordered(model, seq, request, make)
 
     def load_weights(self, owner: str, body: Mapping[str, Any]) -> Result:
         if body.get("session_id") is not None:
             return self.create_model(owner, body)
-        model, seq, digest = self._request(owner, body)
+        model, seq, request = self._request(owner, body)
 
         def make() -> Any:
             place = parse_path(messages.text_of(body, "path", most=400))
@@ -444,13 +483,13 @@ class Service:
             reply = dumps({"type": "load_weights", "path": place.path, "model_id": model.id})
             return load, lambda _: reply, False
 
-        return self.ordered(model, seq, digest, make)
+        return self.ordered(model, seq, request, make)
 
     def save_weights(self, owner: str, body: Mapping[str, Any], kind: str) -> Result:
         """`save_state`, `save_weights_for_sampler`, and a snapshot to sample from if that has no name."""
-        model, seq, digest = self._request(owner, body)
+        model, seq, request = self._request(owner, body)
         if kind == "sampler_weights" and body.get("path") is None:
-            return self._snapshot(model, seq, digest, body)
+            return self._snapshot(model, seq, request, body)
 
         def make() -> Any:
             place = place_of(model.id, kind, messages.text_of(body, "path", f"{seq:06d}"))
@@ -475,9 +514,9 @@ class Service:
             said = "save_weights" if kind == "weights" else "save_weights_for_sampler"
             return save, lambda _: dumps({"type": said, "path": place.path}), False
 
-        return self.ordered(model, seq, digest, make)
+        return self.ordered(model, seq, request, make, saves=True)
 
-    def _snapshot(self, model: Model, seq: int, digest: bytes, body: Mapping[str, Any]) -> Result:
+    def _snapshot(self, model: Model, seq: int, request: bytes, body: Mapping[str, Any]) -> Result:
         def make() -> Any:
             name = f"{model.session.id}:sample:{messages.whole_of(body, 'sampling_session_seq_id', 0, 10**9 - 1)}"
             if name in model.session.samplers:
@@ -489,12 +528,15 @@ class Service:
                 return self.slots.snapshot(model.adapter.slot, model.shape, folder)
 
             def finish(sampler: Sampler) -> bytes:
+                if model.session.id not in self._sessions:
+                    self.slots.drop(sampler)
+                    raise refused("the session has ended")
                 self._add_sampling(SamplingSession(name, model.owner, model.session, sampler, ephemeral=True))
                 return dumps({"type": "save_weights_for_sampler", "sampling_session_id": name})
 
             return copy, finish, False
 
-        return self.ordered(model, seq, digest, make)
+        return self.ordered(model, seq, request, make)
 
     def _add_sampling(self, sampling: SamplingSession) -> None:
         session = sampling.session
@@ -584,17 +626,24 @@ class Service:
     def sample(self, owner: str, body: Mapping[str, Any]) -> tuple[Result, list[str]]:
         """`asample`; the result, and an id for each sample."""
         sampling = self.sampling(owner, messages.text_of(body, "sampling_session_id"))
-        seq, digest = messages.whole_of(body, "seq_id", 0, 2**63 - 1), _digest(body)
+        seq, content = messages.whole_of(body, "seq_id", 0, 2**63 - 1), _canonical(body)
+        if (clone := seq // CLONES) > sampling.clones:
+            raise refused(f"there is no copy {clone} of {sampling.id}; join_sampling_session makes one")
         count = messages.whole_of(body, "num_samples", 1, self.limits.samples, 1)
         name = f"{sampling.id}:{seq}"
         ids = [f"{name}:{place}" for place in range(count)]
         if (known := sampling.results.get(seq)) is not None:
-            if known.digest != digest:
+            if known.digest != digest_of(content):
                 raise refused(f"the request {seq} of {sampling.id} has come before with another content", 422)
             return known, ids
         request = messages.read_sample(body, self.reading)
-        result = self.results.new(owner, name, digest, count)
-        result.forget = lambda: sampling.results.pop(seq, None)  # type: ignore[assignment]
+        result = self.results.new(owner, name, content, count)
+
+        def forget() -> None:
+            sampling.results.pop(seq, None)
+            sampling.done[clone].pop(result, None)
+
+        result.forget = forget
         sampling.results[seq] = result
         self._task(self._sample(sampling, seq, request, result))
         return result, ids
@@ -603,16 +652,26 @@ class Service:
         slot: str | None = None
         answers: list[Answer] = []
         scores: list[Future[Any]] = []
+        left = False
 
         def cancel() -> None:
+            nonlocal left
+            left = True
             for answer in answers:
                 answer.leave()
+            for future in scores:
+                future.cancel()
 
+        def go_on() -> None:
+            if left:
+                raise asyncio.CancelledError
+
+        result.cancel = cancel
         try:
             if sampling.sampler is not None:
                 # It may have to be read, and waits for a step of the engine then.
                 slot = await asyncio.to_thread(self.slots.hold, sampling.sampler)
-            result.cancel = cancel
+            go_on()
             seed = seed_of(sampling.id, seq) if request.seed is None else request.seed
             answers += [
                 self.queue.submit(Request(request.prompt, slot, request.sampling, seed_of(seed, place)))
@@ -622,6 +681,7 @@ class Service:
                 scores.append(self.trainer.submit(Job(object(), request.score, slot=slot)))
             made = [await asyncio.wrap_future(answer) for answer in answers]
             scored = await asyncio.wrap_future(scores[0]) if scores else None
+            go_on()  # the answers that were left have ended early
             top = []
             if request.top_sampled:
                 jobs = [Job(object(), messages.after(request, one), slot=slot) for one in made]
@@ -635,8 +695,8 @@ class Service:
                 self.slots.release(sampling.sampler)  # type: ignore[arg-type]
             clone = seq // CLONES
             sampling.cursors[clone] += 1
-            sampling.done[clone].append((sampling.cursors[clone], result))
-            del sampling.done[clone][: -self.limits.kept]
+            if self.results.by_id.get(result.id) is result:
+                sampling.done[clone][result] = sampling.cursors[clone]
             sampling.news.set()
 
     async def completions(self, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -649,14 +709,13 @@ class Service:
             if isinstance(name, str) and (found := self.results.by_id.get(name)) is not None and found.owner == owner:
                 self.results.fetched(found)
         wait = messages.number_of(body, "timeout", 0.0, 3600.0, self.limits.poll_s)
-        done = [each for each in sampling.done.get(clone, ()) if each[0] > cursor]
+        done = {result: at for result, at in sampling.done.get(clone, {}).items() if at > cursor}
         if clone in sampling.done:
             sampling.done[clone] = done
         if not done and wait > 0:
             sampling.news.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(sampling.news.wait(), min(wait, self.limits.poll_s))
-            done = [each for each in sampling.done.get(clone, ()) if each[0] > cursor]
+            await self.results.wait(owner, sampling.news, min(wait, self.limits.poll_s))
+            done = {result: at for result, at in sampling.done.get(clone, {}).items() if at > cursor}
         completions = [
             {"state": "failed", "request_id": result.id}
             if result.failed
@@ -665,13 +724,13 @@ class Service:
                 "request_id": result.id,
                 "response_payload_uncompressed_size": len(result.content),
             }
-            for _, result in done
+            for result in done
         ]
-        return {"completions": completions, "cursor": done[-1][0] if done else cursor}
+        return {"completions": completions, "cursor": max(done.values(), default=cursor)}
 
 
-def _digest(body: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()
 
 
 def names_of(path: str, asked: str) -> list[str]:

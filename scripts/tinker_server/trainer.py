@@ -133,14 +133,17 @@ class Trainer:
         for waiting in self._waiting.values():
             tokens = 0
             while waiting and not callable(waiting[0].work) and (not tokens or tokens < self.round_tokens):
-                tokens += _tokens(waiting[0])
-                passes.append(waiting.popleft())
+                job = waiting.popleft()
+                if job.future.set_running_or_notify_cancel():
+                    tokens += _tokens(job)
+                    passes.append(job)
         if passes:
             self._pass(passes)
         for waiting in self._waiting.values():
             while waiting and callable(waiting[0].work):
                 job = waiting.popleft()
-                self._settle([job], lambda job=job: [job.work()])  # type: ignore[misc]
+                if job.future.set_running_or_notify_cancel():
+                    self._settle([job], lambda job=job: [job.work()])  # type: ignore[misc]
         self._waiting = {owner: waiting for owner, waiting in self._waiting.items() if waiting}
         # A short round of steps and saves says little about the passes that follow it.
         self._last_s = max(time.monotonic() - started, self._last_s / 2)
@@ -159,8 +162,7 @@ class Trainer:
             if job is None:
                 self._closing = True
                 return
-            if job.future.set_running_or_notify_cancel():
-                self._waiting.setdefault(job.owner, deque()).append(job)
+            self._waiting.setdefault(job.owner, deque()).append(job)
             if idle:
                 idle, deadline = False, time.monotonic() + max(SETTLE_S, WAIT_SHARE * self._last_s)
 
