@@ -51,8 +51,9 @@ class TensorBoard:
             raise MissingExtraError(f"TensorBoard is missing ({error}); run: pip install tensorboard") from error
         goes_on = run.tensorboard.is_dir() and any(run.tensorboard.iterdir())
         # Events of the iterations that are played again are hidden, and with them those of the checkpoint's iteration,
-        # whose evaluation is made again too.
-        step = run.step or 0
+        # whose evaluation is made again too. What was never shown is then read from the run's files.
+        self.file = run.path / "tensorboard.json"
+        step = min(run.step or 0, load_json(self.file)["last"] if self.file.is_file() else 0)
         self.board = SummaryWriter(str(run.tensorboard), purge_step=step if goes_on else None)
         self.missing: int | None = step if goes_on else 0
         settings = settings_of(run)
@@ -65,6 +66,7 @@ class TensorBoard:
         for name, value in values.items():
             self.board.add_scalar(name, value, iteration)
         self.board.flush()
+        save_json(self.file, {"last": iteration})
 
     def text(self, iteration: int, name: str, text: str) -> None:
         self.board.add_text(name, indented(text), iteration)
@@ -206,9 +208,7 @@ class Trackers:
         self._each("close")
 
     def _each(self, method: str, *args: Any, only: str | None = None) -> None:
-        for name, tracker in list(self.open.items()):
-            if only not in (None, name):
-                continue
+        for name, tracker in [each for each in self.open.items() if only in (None, each[0])]:
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:  # a disk, a service or its client; losing the curves must not stop the run

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.machinery
+import itertools
 import json
 import os
+import signal
 import sys
 import types
 from pathlib import Path
@@ -15,6 +17,8 @@ from toy import make
 
 from mafrt.config.train_config import RunConfig
 from mafrt.core.errors import ConfigError
+from mafrt.storage import checkpoint
+from mafrt.storage.load_path import resolve
 from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 
@@ -164,3 +168,59 @@ def test_a_machine_without_tensorboard_trains_all_the_same(tmp_path, monkeypatch
         writer.write(1, {"score": 0.5})
     assert "TensorBoard is missing" in caplog.text and not run.tensorboard.exists()
     assert '"score": 0.5' in run.metrics.path.read_text()
+
+
+def written(place, load=None, *, upto=4, dies_at=None, trackers=("tensorboard",)):
+    """Write a run's numbers in a process of its own, which is killed before one of its calls of TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    if process := os.fork():
+        return os.waitpid(process, 0)[1] == 0
+    calls = itertools.count()
+
+    def dying(method):
+        def call(*args, **kwargs):
+            if next(calls) == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return method(*args, **kwargs)
+
+        return call
+
+    for name in ("add_scalar", "add_text", "add_hparams", "flush", "close"):
+        setattr(SummaryWriter, name, dying(getattr(SummaryWriter, name)))
+    with (
+        RunDir.open(place, {"a": 1}, None if load is None else resolve(load)) as run,
+        MetricsWriter(run, trackers=trackers) as writer,
+    ):
+        for n in range(run.step or 0, upto):
+            writer.write_evaluation(n, "during", {"eval/greedy": n / 10})
+            writer.write(n + 1, {"score": n + 0.5, "turns": n})
+            checkpoint.save(run.checkpoints, n + 1, {"state/x": lambda file: file.write_bytes(b"1")}, keep_last=9)
+    os._exit(0)
+
+
+def whole(place, upto=4):
+    found = shown(place)
+    assert [step for step, _ in found["score"]] == [step for step, _ in found["turns"]] == list(range(1, upto + 1))
+    assert [step for step, _ in found["eval/greedy"]] == list(range(upto))
+
+
+@pytest.mark.parametrize("dies_at", range(0, 30, 3))
+def test_tensorboard_after_a_kill_at_any_call(tmp_path, dies_at):
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    assert not written(run, dies_at=dies_at)
+    written(run, run, dies_at=dies_at // 2)  # and once more while it goes on
+    assert written(run, run)
+    whole(run)
+    written(branch, run / "checkpoints" / "step_000003", dies_at=dies_at)
+    assert written(branch, branch)
+    whole(branch)
+
+
+def test_tensorboard_gets_what_was_written_without_it(tmp_path):
+    run = tmp_path / "run"
+    for upto, trackers in ((1, ("tensorboard",)), (3, ()), (4, ("tensorboard",))):
+        assert written(run, run if run.exists() else None, upto=upto, trackers=trackers)
+    whole(run)
+    assert written(run, run / "checkpoints" / "step_000002")  # back to before it
+    whole(run)
