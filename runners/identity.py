@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,16 +153,38 @@ def environment_record(env: Env) -> EnvironmentRecord:
 
 
 def training_data(env: Env, args: Mapping[str, Any]) -> str:
-    """16 hex digits that change with the tasks that are trained on: their texts, else their number and their files."""
+    """16 hex digits that change with the tasks that are trained on: their texts, else all that they hold, else their
+    number and their files. Of a mixture, with its parts."""
     plain = _plain(env)
     tasks = getattr(plain, "tasks", None) or getattr(plain, "questions", None) or ()
-    texts = [getattr(task, "problem", None) or getattr(task, "question", None) for task in tasks]
-    if not texts or not all(isinstance(text, str) for text in texts):
+    texts: Any = [getattr(task, "problem", None) or getattr(task, "question", None) for task in tasks]
+    parts = getattr(plain, "envs", None)
+    if isinstance(parts, dict) and all(isinstance(part, Env) for part in parts.values()):
+        texts = {name: training_data(part, args) for name, part in parts.items()}
+    elif not texts or not all(isinstance(text, str) for text in texts):
+        texts = _held(tasks)
+    if texts is None:
         named = {name: args.get(name) for name in TRAINING_DATA}
-        hashes = {name: file.sha256 for name, file in _files(named, None).items()}
+        hashes = {name: file.sha256 for name, file in {**_own_files(plain), **_files(named, None)}.items()}
         texts = [hashes or None, *(value for name, value in named.items() if name not in hashes)]
     described = json.dumps([type(plain).__qualname__, env.num_tasks, texts], default=str)
     return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _held(tasks: Any) -> str | None:
+    """Tasks of a user's own environment as JSON; None if they are no JSON."""
+    if not tasks or not isinstance(tasks, (list, tuple)):
+        return None
+    try:
+        return json.dumps([asdict(task) if is_dataclass(task) else task for task in tasks], sort_keys=True)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _own_files(env: Any) -> dict[str, FileRecord]:
+    """The arguments of a user's environment that name files."""
+    paths = {f"own {n}": Path(v) for n, v in (_arguments(env) or {}).items() if isinstance(v, str) and len(v) < 1000}
+    return {name: record for name, path in paths.items() if path.is_file() and (record := file_record(path))}
 
 
 def _plain(env: Env) -> Any:

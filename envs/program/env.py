@@ -8,6 +8,7 @@ reorders its history changes the observation of its next call and nothing of the
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -147,7 +148,7 @@ class ProgramEnv(Env):
     def _called(self) -> tuple[str, ...]:
         """The agents that the first episodes call. Raises ConfigError if they call none."""
         first = [{"seed": seed} for seed in range(FIRST)]
-        tasks = first if self.tasks is None else [{**task, "seed": 0} for task in self.tasks[:FIRST]]
+        tasks = first if self.tasks is None else [{**copy.deepcopy(task), "seed": 0} for task in self.tasks[:FIRST]]
         found, why = called_agents(self._start, tasks, SERVER.open, SERVER.forget, self.timeout_s)
         if not found:
             calls_none = f", and its first episodes call none ({why})" if why else ""
@@ -186,7 +187,7 @@ class ProgramEnv(Env):
             name, task = f"task {place}", {**self.tasks[place], "seed": drawn}
         episode = ProgramEpisode(f"{next(_NUMBERS)}-{secrets.token_urlsafe(12)}", self.agents, self.what)
         self._episode = episode
-        self._begin(episode, task, SERVER.open(episode))
+        self._begin(episode, copy.deepcopy(task), SERVER.open(episode))  # a program may edit its task
         calls = self._next()
         if isinstance(calls, ProgramEnd):
             self._finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import threading
@@ -53,13 +54,13 @@ def verdicts_of(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[
 
 
 def _call(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[Any]:
-    """`coach.judge(cases)` in a thread that is left behind at the deadline."""
+    """`coach.judge` on copies of the cases, in a thread that is left behind at the deadline."""
     answer: list[Any] = []
     raised: list[Exception] = []
 
     def work() -> None:
         try:
-            result: Any = coach.judge(cases)
+            result: Any = coach.judge(copy.deepcopy(list(cases)))
             if inspect.isawaitable(result):
                 result = asyncio.run(_awaited(result))
             elif inspect.isasyncgen(result):

@@ -110,7 +110,7 @@ class Session(Env):
         env.step_count = 0
         # Without a seed the state is what a fork needs to play the episode again.
         generator = env.rng.getstate() if seed is None else None
-        result = self._call("reset", seed=seed, options=options)
+        result = self._call("reset", seed=seed, options=None if options is None else dict(options))
         return *checked_reset(env.agents, f"{self._name}.reset()", result), generator
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -137,7 +137,7 @@ class Session(Env):
     def _step(self, actions: dict[str, str]) -> StepResult:
         """Call the user's `step` and check its result."""
         env, where = self._env, f"{self._name}.step()"
-        result = checked_step(env.agents, where, self._call("step", actions))
+        result = checked_step(env.agents, where, self._call("step", dict(actions)))
         env.step_count += 1
         if not (result.terminated or result.truncated):
             if env.max_steps is not None and env.step_count >= env.max_steps:

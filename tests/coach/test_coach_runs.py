@@ -17,6 +17,7 @@ from helpers_models import tiny_base
 from toy import Digits, settings
 
 from mafrt.coach import Case, Coach
+from mafrt.coach.own_coach import verdicts_of
 from mafrt.config.team import Team
 from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterruptedError, ConfigError, DataError, EnvError
 from mafrt.core.types import Evidence, Scored, StepResult, Unscored
@@ -544,3 +545,22 @@ def test_the_environments_contract_knows_evidence():
         env.reset(seed=0)
         with pytest.raises(EnvError, match=r"evidence|rules|tool_output|facts"):
             env.step({"a": "x"})
+
+
+def test_a_coach_that_edits_its_cases_edits_no_turn():
+    case = Case("a", "said", evidence=Evidence(facts={"files": ["x.csv"]}))
+
+    class Editing(Coach):
+        tries = 0
+
+        def judge(self, cases):
+            self.tries += 1
+            assert all(each.evidence.facts["files"] == ["x.csv"] for each in cases)
+            for each in cases:
+                each.evidence.facts["files"].clear()
+            if self.tries == 1:
+                raise ValueError("once")
+            return [Scored(5.0) for _ in cases]
+
+    assert verdicts_of(Editing(), [case, case], 10.0) == [Scored(5.0)] * 2
+    assert case.evidence.facts == {"files": ["x.csv"]}

@@ -8,15 +8,17 @@ import random
 import re
 import subprocess
 import sys
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mafrt
 import mafrt.environment.registry
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.types import StepResult
+from mafrt.core.types import Evidence, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import ENVIRONMENTS, make_env, register_env
@@ -746,3 +748,48 @@ def test_every_wrapper_shows_what_an_environment_declares(monkeypatch):
     kind = type("Adapted", (PlainEnv,), {"factory": Foreign})
     adapted = Session(kind())
     assert adapted.opponents and adapted.max_steps == 7
+
+
+class Reusing(Env):
+    """Shows and returns the very objects that it goes on writing into, and edits what it is given."""
+
+    agents = ("a",)
+    num_tasks = 3
+
+    def reset(self, seed=None, options=None):
+        self.task = (options or {}).pop("task", 0)
+        self.chat = [{"role": "user", "content": "0"}]
+        self.board, self.used, self.queue = np.zeros(2), set(), deque()
+        self.facts = {"board": self.board, "deep": ([self.used],), "bytes": bytearray(b"")}
+        self.info = {"board": self.board, "used": self.used, "queue": self.queue, "deep": ({"b": [self.board]},)}
+        self.shown, self.paid = {"a": self.chat}, {"a": 0.0}
+        return self.shown, self.info
+
+    def step(self, actions):
+        self.chat[0]["content"] += actions.pop("a")
+        self.chat.append({"role": "assistant", "content": "more"})
+        self.board += 1
+        self.used.add(len(self.used))
+        self.queue.append([len(self.used)])
+        self.facts["bytes"] += b"x"
+        self.paid["a"] += 1
+        self.info["evidence"] = {"a": Evidence(facts=self.facts)}
+        return StepResult(self.shown, self.paid, False, False, self.info)
+
+
+def test_what_an_environment_uses_again_is_recorded_as_it_was():
+    session, options = Session(Reusing()), {"task": 2}
+    shown, info = session.reset(seed=1, options=options)
+    first, said = session.step({"a": "x"}), {"a": "y"}
+    second = session.step(said)
+    assert options == {"task": 2} and said == {"a": "y"}
+    results = [(shown, {}, info), (first.observations, first.rewards, first.info)]
+    results.append((second.observations, second.rewards, second.info))
+    for n, (observations, rewards, about) in enumerate(results):
+        assert observations["a"][0]["content"] == "0xy"[: n + 1] and len(observations["a"]) == n + 1
+        assert about["board"].tolist() == about["deep"][0]["b"][0].tolist() == [n, n]
+        assert len(about["used"]) == len(about["queue"]) == n and rewards == ({"a": n} if n else {})
+        if n:
+            facts = about["evidence"]["a"].facts
+            assert facts["board"].tolist() == [n, n] and len(facts["deep"][0][0]) == len(facts["bytes"]) == n
+    assert session.fork().task == 2

@@ -312,6 +312,23 @@ def test_bad_tasks_name_their_line(tmp_path):
         read_tasks(str(tmp_path / "t.jsonl"))
 
 
+def test_a_program_that_edits_its_task_changes_no_other_episode(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"items": [1, 2], "deep": {"x": [1]}}\n')
+    (tmp_path / "edits.py").write_text(
+        "from openai import OpenAI\n"
+        "def run(task, base_url):\n"
+        "    task['items'].append(3), task['deep']['x'].clear()\n"
+        "    with OpenAI(base_url=base_url, api_key='x') as llm:\n"
+        "        said = [{'role': 'user', 'content': str(task)}]\n"
+        "        llm.chat.completions.create(model='a', messages=said)\n"
+    )
+    env = make_env("program", program=f"{tmp_path}/edits.py:run", agents=("a",), tasks=str(tmp_path / "t.jsonl"))
+    shown = [env.reset(seed=n, options={"task": 0}) for n in (1, 1)]
+    assert shown[0] == shown[1] and '"items": [1, 2]' in shown[0][1]["problem"]
+    assert env.tasks == [{"items": [1, 2], "deep": {"x": [1]}}]
+    env.close()
+
+
 # ------------------------------------------------------------------------------------------------------------ training
 
 

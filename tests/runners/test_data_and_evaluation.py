@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.types import Episode
+from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import make_env
 from mafrt.environment.session import Session
@@ -25,6 +27,7 @@ from mafrt.envs.tools.calculator import compute
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
 from mafrt.runners.evaluation_summary import agent_scores, episode_lines, majority, numbers
+from mafrt.runners.identity import training_data
 from mafrt.scripts import evaluate, export, prepare_data, train
 
 
@@ -394,3 +397,41 @@ def test_the_best_adapters_of_a_run_bring_its_base_team_and_environment(tmp_path
     (run / "best").rename(tmp_path / "best")
     assert evaluate.main(["--load_path", str(tmp_path / "best"), "--tasks", "2"]) == 2
     assert "holds no adapter 'reasoner'" in capsys.readouterr().err
+
+
+class Holding(Env):
+    """An environment of a user's own, whose tasks are of any kind."""
+
+    agents = ("a",)
+
+    def __init__(self, tasks=None, path=None):
+        self.tasks, self.num_tasks = tasks, len(tasks or "four")
+
+
+@dataclass
+class Kept:
+    prompt: str
+
+
+def test_other_tasks_are_known_wherever_they_are_held(tmp_path):
+    def of(env, **args):
+        return training_data(env, args)
+
+    file = tmp_path / "tasks.txt"
+    file.write_text("a")
+    by_file = of(Holding(path=str(file)))
+    file.write_text("b")
+    assert of(Holding(path=str(file))) != by_file
+    for one, other in (
+        (["x", "y"], ["x", "z"]),
+        ([{"q": 1}], [{"q": 2}]),
+        ([(1, [2])], [(1, [3])]),
+        ([Kept("x")], [Kept("y")]),
+    ):
+        assert of(Holding(one)) == of(Holding(list(one))) != of(Holding(other))
+    assert of(Holding([object()])) == of(Holding([object()]))  # nothing is known of them
+    few, many = math_env(1, 2), math_env(3, 4)
+    mixture = of(MixedTasks({"m": few, "n": many}), dataset_path=["a", "b"])
+    assert of(MixedTasks({"m": math_env(1, 2), "n": many}), dataset_path=["c", "d"]) == mixture  # moved files
+    for envs in ({"m": many, "n": few}, {"m": few, "n": math_env(3, 5)}, {"m": few, "n": math_env(3, 4, 5)}):
+        assert of(MixedTasks(envs)) != mixture
