@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -360,11 +360,11 @@ def _invocation(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:
     if (
         not isinstance(invocation, list)
         or not invocation
-        or not all(type(token) is int and token >= 0 for token in invocation)
+        or not all(type(token) is int and 0 <= token < 2**31 for token in invocation)
     ):
         raise CheckpointError(
-            f"{folder / CONFIG}: found alora_invocation_tokens={invocation!r}, expected a list of token ids; "
-            "take the checkpoint before it"
+            f"{folder / CONFIG}: found alora_invocation_tokens={shortened(repr(invocation))}, expected a list of "
+            "token ids; take the checkpoint before it"
         )
     return tuple(invocation)
 
@@ -382,6 +382,40 @@ def _whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_alpha(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1e9
+
+
+def _by_name(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_numbers(value: Any) -> bool:
+    return all(type(number) is int for number in value) if isinstance(value, list) else type(value) is int
+
+
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "r": ("a whole number above 0", _is_rank),
+    "lora_alpha": ("a number above 0", _is_alpha),
+    "rank_pattern": ("whole numbers above 0 by name", lambda value: _by_name(value, _is_rank)),
+    "alpha_pattern": ("numbers above 0 by name", lambda value: _by_name(value, _is_alpha)),
+    "target_modules": ("names of layers", lambda value: isinstance(value, str) or _is_names(value)),
+    "exclude_modules": ("names of layers", lambda value: isinstance(value, str) or _is_names(value)),
+    "target_parameters": ("names of parameters", _is_names),
+    "layers_to_transform": ("numbers of layers", _is_numbers),
+    "use_rslora": ("true or false", lambda value: isinstance(value, bool)),
+}
+"""Setting -> what it must be, where it is not null."""
+
+
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the two files of a PEFT folder. Raises CheckpointError if one is missing or unreadable."""
     for file in (CONFIG, WEIGHTS):
@@ -395,7 +429,13 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config = parse_json(read_text(folder / CONFIG))
         if not isinstance(config, dict):
             raise ValueError(f"a {type(config).__name__} at the top")
-        int(config["r"]), float(config["lora_alpha"])
+        for name in ("r", "lora_alpha"):
+            config[name]
+        for name, (expected, fits) in _FORMS.items():
+            if (value := config.get(name)) is None and name not in ("r", "lora_alpha"):
+                continue
+            if not fits(value):
+                raise ValueError(f"{name}={shortened(repr(value))}, which must be {expected}")
     except KeyError as error:
         raise CheckpointError(
             f"{folder / CONFIG}: found no {error}, expected the configuration of a PEFT LoRA adapter; "
@@ -409,6 +449,8 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         # Not memory-mapped: the file may be replaced or truncated while the tensors are in use.
         tensors = load_bytes((folder / WEIGHTS).read_bytes())
+        # Numbers of any precision become those that are computed with, or are found to lie beyond them.
+        tensors = {key: each.float() if each.is_floating_point() else each for key, each in tensors.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder / WEIGHTS} is corrupt: found {error_line(error)}, expected a safetensors file; take the "
@@ -416,7 +458,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from None
     # All at once first: some hundred looks at small tensors take longer than reading them.
     floats = [tensor.flatten() for tensor in tensors.values() if tensor.is_floating_point()]
-    fine = not floats or (len({part.dtype for part in floats}) == 1 and bool(torch.cat(floats).isfinite().all()))
+    fine = not floats or bool(torch.cat(floats).isfinite().all())
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise CheckpointError(

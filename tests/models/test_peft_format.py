@@ -141,3 +141,47 @@ def test_weights_that_are_whole_numbers_are_refused(plain, tmp_path, dtype):
     save_file({**tensors, name: tensors[name].to(dtype)}, folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="floating-point"):
         tiny_base().load_adapter("first", folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("r", [0, -1, 8.5, True, "8", None, [8], float("nan"), float("inf"), 10**400]),
+        ("lora_alpha", [0, -1.0, True, "8", None, float("nan"), float("inf"), 1e300, 10**400]),
+        ("rank_pattern", [[1], "x", 5, {"q_proj": 0}, {"q_proj": float("nan")}, {"q_proj": "x"}, {"q_proj": [1]}]),
+        ("alpha_pattern", [[1], "x", {"q_proj": None}, {"q_proj": float("inf")}, {"q_proj": {}}, {"q_proj": -2}]),
+        ("target_modules", [5, True, {"q_proj": 1}, [None], [["q_proj"]]]),
+        ("exclude_modules", [5, True, {"a": 1}, [None]]),
+        ("target_parameters", [5, True, "x.weight", [None], {"a": 1}]),
+        ("layers_to_transform", ["1", True, {"a": 1}, [[1]], [None], [0.0], float("inf")]),
+        ("use_rslora", ["no", [1], 1]),
+        ("alora_invocation_tokens", [5, [-1], ["a"], [10**30]]),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_by_its_name(plain, tmp_path, name, values):
+    folder, base = tmp_path / "first", tiny_base()
+    shutil.copytree(plain, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for value in values:
+        (folder / "adapter_config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(CheckpointError) as caught:
+            base.load_adapter("first", folder)
+        assert name in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_weights_of_any_precision_are_read_or_found_to_lie_beyond_ours(plain, tmp_path):
+    folder, base = tmp_path / "first", tiny_base()
+    shutil.copytree(plain, folder)
+    weights = folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    name = sorted(tensors)[0]
+    mixed = {**tensors, name: tensors[name].to(torch.float8_e4m3fn)}
+    for each in (mixed, {key: tensor.double() for key, tensor in tensors.items()}):
+        save_file(each, weights)
+        base.load_adapter("first", folder)
+    far, none = tensors[name].double(), mixed[name].clone()
+    far[0, 0], none.view(torch.uint8)[0, 0] = 1e300, 0x7F
+    for bad in (far, none):
+        save_file({**tensors, name: bad}, weights)
+        with pytest.raises(CheckpointError, match="NaN or infinity"):
+            base.load_adapter("first", folder)
