@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.train_config import RunConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError
+from mafrt.core.reading import parse_json, read_text
 from mafrt.runners.evaluation import Evaluation
 from mafrt.storage.load_path import BEST, BEST_SCORE
 
@@ -163,7 +164,7 @@ class HeldOutGuard:
         best = {"iteration": self.iteration, "score": self.score}
         target = run_dir / BEST
         try:
-            if json.loads((target / BEST_SCORE).read_text(encoding="utf-8")) == best:
+            if parse_json(read_text(target / BEST_SCORE)) == best:
                 return
         except (OSError, ValueError):
             pass  # none yet, or one that is damaged

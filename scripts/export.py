@@ -129,11 +129,13 @@ def facts_of(loaded: LoadSource, target: Path) -> Export:
     """Everything that the cards say. Raises CheckpointError if the run has no record."""
     assert loaded.run is not None
     run, record = read_run(loaded.run), load_record(loaded.run)
+    from mafrt.models.peft_format import read_settings
+
     team = record.agents()
     base = str(run.settings.get("model_name_or_path") or (record.base.name if record.base else "the base"))
     ranks, activated = {}, []
     for name in team.adapters:
-        config = json.loads((loaded.adapter(name) / "adapter_config.json").read_text(encoding="utf-8"))
+        config = read_settings(loaded.adapter(name))
         # vLLM needs room for the largest rank of any layer.
         ranks[name] = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
         if config.get("alora_invocation_tokens"):

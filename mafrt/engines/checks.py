@@ -18,7 +18,7 @@ from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.http_request import StatusError, http_request
-from mafrt.core.reading import read_list
+from mafrt.core.reading import parse_json, read_list, read_text
 from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
 
@@ -180,7 +180,7 @@ def _refuse_other_base(url: str, served: str, model: str) -> None:
 
 def _shape(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
     names = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")

@@ -14,7 +14,6 @@ Standard library only: `mafrt info --memory` answers without torch.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from typing import Any
 
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
+from mafrt.core.reading import parse_json, read_text
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
@@ -309,7 +309,7 @@ def model_shape(model: str) -> ModelShape:
         return MODEL_SHAPES[model]
     path = Path(model).expanduser() / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(read_text(path))
     except (OSError, ValueError):
         raise ConfigError(
             f"{model!r} is neither a known model ({', '.join(MODEL_SHAPES)}) nor a folder with a readable config.json; "

@@ -425,27 +425,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 f"found no {file} in {folder} ({what}), expected a PEFT adapter folder with {CONFIG} and {WEIGHTS}; "
                 "check the path (an adapter_model.bin must be saved again as safetensors)"
             )
-    try:
-        config = parse_json(read_text(folder / CONFIG))
-        if not isinstance(config, dict):
-            raise ValueError(f"a {type(config).__name__} at the top")
-        for name in ("r", "lora_alpha"):
-            config[name]
-        for name, (expected, fits) in _FORMS.items():
-            if (value := config.get(name)) is None and name not in ("r", "lora_alpha"):
-                continue
-            if not fits(value):
-                raise ValueError(f"{name}={shortened(repr(value))}, which must be {expected}")
-    except KeyError as error:
-        raise CheckpointError(
-            f"{folder / CONFIG}: found no {error}, expected the configuration of a PEFT LoRA adapter; "
-            "check that the folder holds one"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / CONFIG} is corrupt: found {error_line(error)}, expected PEFT's JSON; take the checkpoint "
-            "before it"
-        ) from None
+    config = read_settings(folder)
     try:
         # Not memory-mapped: the file may be replaced or truncated while the tensors are in use.
         tensors = load_bytes((folder / WEIGHTS).read_bytes())
@@ -471,6 +451,36 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 "take the checkpoint before it"
             )
     return config, tensors
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The content of an `adapter_config.json`, whose settings are of the kinds that PEFT writes.
+
+    Raises:
+        CheckpointError: it is missing or corrupt.
+    """
+    try:
+        config = parse_json(read_text(folder / CONFIG))
+        if not isinstance(config, dict):
+            raise ValueError(f"a {type(config).__name__} at the top")
+        for name in ("r", "lora_alpha"):
+            config[name]
+        for name, (expected, fits) in _FORMS.items():
+            if (value := config.get(name)) is None and name not in ("r", "lora_alpha"):
+                continue
+            if not fits(value):
+                raise ValueError(f"{name}={shortened(repr(value))}, which must be {expected}")
+    except KeyError as error:
+        raise CheckpointError(
+            f"{folder / CONFIG}: found no {error}, expected the configuration of a PEFT LoRA adapter; "
+            "check that the folder holds one"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / CONFIG} is corrupt: found {error_line(error)}, expected PEFT's JSON; take the checkpoint "
+            "before it"
+        ) from None
+    return config
 
 
 def _refuse_unlike(config: dict[str, Any], folder: Path, experts: FusedPaths) -> None:

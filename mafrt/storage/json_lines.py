@@ -168,6 +168,6 @@ def _is_cut(line: bytes) -> bool:
     """Whether a line is no JSON, such as two of which the first lost its end."""
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return False

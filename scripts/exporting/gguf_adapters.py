@@ -6,7 +6,6 @@ The layout is that of llama.cpp's `convert_lora_to_gguf.py`, which is in no pack
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -49,9 +48,9 @@ def write_gguf_adapter(target: Path, source: Path, base: str) -> None:
     import gguf
     from safetensors.torch import load_file
 
-    from mafrt.models.peft_format import by_pattern
+    from mafrt.models.peft_format import by_pattern, read_settings
 
-    config, given = check_gguf(base), json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+    config, given = check_gguf(base), read_settings(source)
     kind = gguf.MODEL_ARCH[ARCHITECTURES[config.model_type]]
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     file = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[kind])

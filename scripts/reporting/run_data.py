@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import MafrtError
+from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import error_line
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
@@ -112,7 +113,7 @@ def read_run(path: Path) -> RunData:
     summary = path / "summary.json"
     if summary.is_file():
         try:
-            run.summary = dict(json.loads(summary.read_text(encoding="utf-8")))
+            run.summary = dict(parse_json(read_text(summary)))
         except (OSError, ValueError, TypeError) as error:
             run.problems.append(f"summary.json cannot be read ({error_line(error)}).")
     if not run.settings and not run.metrics.iterations and not run.evaluations.iterations:
