@@ -62,8 +62,10 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # that of a full disk names no file
+            error.filename = str(path)
         raise
     # The rename itself is only durable once the folder is on disk.
     fsync(path.parent)

@@ -29,6 +29,9 @@ class DependentFlags:
         return any(name.startswith(flag[:-1]) if flag.endswith("*") else name == flag for flag in self.flags)
 
 
+_OFF = (None, False, 0, (), "", "none", "constant")
+"""Values of settings that are switched off."""
+
 DEPENDENCES = (
     DependentFlags(("ray_*",), lambda v: v["ray"], "--ray ADDRESS"),
     DependentFlags(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
@@ -250,5 +253,5 @@ def refuse_ineffective(typed: Collection[str], values: Mapping[str, Any]) -> Non
             except KeyError:
                 continue
             # What is switched off where it is not on is as asked for.
-            if ineffective and values[name]:
+            if ineffective and values[name] not in _OFF:
                 raise ConfigError(f"--{name} has no effect without {each.remedy}; give that too, or leave it out.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import sys
@@ -51,14 +52,27 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a folder that may not be written to, a full disk
-        if "--debug" in argv or error.filename is None:
+    except Exception as error:  # a folder that may not be written to, a full disk
+        if "--debug" in argv or (refusal := _of_disk(error)) is None:
             raise
-        print(f"error: {one_line(str(error.filename))} cannot be read or written: {error.strerror}.", file=sys.stderr)
+        print(f"error: {one_line(refusal)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
         return 130
+
+
+def _of_disk(error: Exception) -> str | None:
+    """What a disk refused, as a sentence; None for any other error.
+
+    A full disk names no file where an open one is written to; `shutil` and safetensors tell of it in their text.
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be read or written: {error.strerror}."
+    if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS):
+        return f"a file cannot be written: {error.strerror}."
+    full = any(words in str(error) for words in ("No space left", "os error 28"))
+    return "a file cannot be written: no space is left on the device." if full else None
 
 
 def _leave(code: int) -> NoReturn:

@@ -27,7 +27,9 @@ def advice_on_path(path: str, options: Collection[str]) -> str | None:
     """The same for a flag, or a dotted name such as `rollout.n`, whose last part may be a setting here."""
     *_, before, last = "", *path.lstrip("-+").split(".")
     said = advice(f"{before}_{last}", options)
-    return said or (f"here it is --{last}" if last in options else advice(last, options))
+    # At the end of a path a letter is no short option, such as -c; `n` is a name.
+    named = not before or len(last) > 1 or last == "n"
+    return said or (f"here it is --{last}" if last in options else advice(last, options) if named else None)
 
 
 def refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:

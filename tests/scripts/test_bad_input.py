@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import yaml
 
 from mafrt.config.setting_synonyms import SYNONYMS, synonym
 from mafrt.config.team import Team
-from mafrt.core.atomic_files import load_json
+from mafrt.core.atomic_files import load_json, write_atomic
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_file
 from mafrt.scripts import evaluate, train, train_math, train_sft
 from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.values import read_yaml
 
 DEEP = "[" * 100_000
@@ -230,3 +233,64 @@ def test_settings_files_that_hold_something_else(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not text"):
         read_yaml(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError(errno.EROFS, "Read-only file system"),
+        OSError(errno.EACCES, "Permission denied", "/x\ny"),
+        shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
+        RuntimeError("Error while serializing: IoError(Os { message: No space left on device })"),
+    ],
+)
+def test_what_a_disk_refuses_is_one_sentence(capsys, error):
+    def main(argv):
+        raise error
+
+    assert run_main(main, []) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    for other in (OSError(errno.ECONNREFUSED, "refused"), RuntimeError("a fault of ours")):
+        error = other
+        with pytest.raises(type(other)):
+            run_main(main, [])
+
+
+def test_a_full_disk_names_the_file(monkeypatch, tmp_path):
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*args\.yaml"):
+        write_atomic(tmp_path / "args.yaml", b"x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flag", ["--a.b.c", "--x.v", "--model.m", "--a.e", "--run.o", "--a.p"])
+def test_a_letter_at_the_end_of_a_path_is_no_short_option(capsys, flag):
+    assert train_math.main([flag, "3"]) == 2
+    said = capsys.readouterr().err
+    assert f"{flag!r}" in said and not any(word in said for word in ("--config FILE", "--debug", "--run_dir", "--port"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--target_kl none --ppo_epoch 1",
+        "--entropy_coef 0 --entropy_schedule constant",
+        "--lr 0 --lr_schedule constant",
+        "--lr 0 --lr_warmup 0",
+        "--dual_clip none --ppo_epoch 1",
+        "--eval_episodes 0 --no-keep_best --eval_interval 0",
+        "--save_interval 0 --keep_every 0",
+        "--overlong_penalty 0",
+        "--coach none --process_weight 0",
+        "--n_agents none",
+    ],
+)
+def test_what_is_off_may_be_said_beside_a_setting_without_which_it_does_nothing(capsys, words, tmp_path):
+    place = ["--run_dir", str(tmp_path / "run"), "--model_name_or_path", str(tmp_path / "none")]
+    assert train_math.main([*place, *words.split()]) == 2
+    assert "no effect" not in capsys.readouterr().err

@@ -61,3 +61,8 @@ def test_a_damaged_first_line_is_told(run):
     (run / "metrics.jsonl").write_text('{"iteration": 1, "sc\n{"iteration": 2, "score": 1}\n')
     data = read_run(run)
     assert data.metrics.iterations == [2] and any("1 line of metrics.jsonl" in each for each in data.problems)
+
+
+def test_a_summary_of_many_levels_is_told(run):
+    (run / "summary.json").write_text("[" * 200_000)
+    assert made(run) and any("summary.json" in each for each in read_run(run).problems)
