@@ -29,6 +29,9 @@ from mafrt.core.types import Observation, Stop, Turn
 from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.rollout.prompts import encode_answer, encode_prompt
 
+ONLY_AGENT = "solver"
+"""Name of the agent of records that name none, as of tasks with a reward function."""
+
 MOST_MIB = 4096
 """Largest file of records."""
 
@@ -79,7 +82,8 @@ class RecordPasses:
 
 def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:
     """The records of JSONL files and of Hugging Face's data sets (`mafrt.core.hf_datasets`), in order, with one answer
-    per name in `fields`. Fields of other names are ignored.
+    per name in `fields`. Fields of other names are ignored. Without a team, and without an `agent` in the first record,
+    all are of one agent.
 
     Raises:
         DataError: a file that cannot be read or is empty, or a record that lacks a field, has a field of a wrong
@@ -93,6 +97,8 @@ def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None)
         )
         for where, written in of_dataset or lines(Path(path)):
             record = in_our_layout(written, fields)
+            if team is None and not groups and "agent" not in record:
+                team = Team.of((ONLY_AGENT,))  # as in the files of other libraries, which know one model
             agent, seen = agent_of(where, record, team), _seen(where, record)
             texts = [text_of(where, record, name, empty=name == "rejected") for name in fields]
             if len(set(texts)) < len(texts):

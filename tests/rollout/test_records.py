@@ -355,3 +355,25 @@ def test_a_run_that_logs_its_tokens_needs_no_environment(tmp_path):
         seed=1,
     )
     assert [one.turn.prompt_ids for one in said] == [one.turn.prompt_ids for one in again]
+
+
+@pytest.mark.parametrize(
+    ("fields", "records"),
+    [
+        (("response",), [{"prompt": "1+1", "completion": "2"}, {"prompt": "1+2", "completion": "3"}]),
+        (("response",), [{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}]),
+        (("chosen", "rejected"), [{"prompt": "1+1", "chosen": "2", "rejected": "3"}]),
+    ],
+)
+def test_records_of_libraries_that_know_one_model_are_of_one_agent(tmp_path, fields, records):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    found = read_answers([file], fields, None)
+    assert len(found) == len(records) and {answer.agent for group in found for answer in group} == {"solver"}
+    with open(file, "a") as more:
+        more.write(json.dumps({**records[0], "agent": "actor"}) + "\n")
+    with pytest.raises(DataError, match="There is no agent 'actor'"):
+        read_answers([file], fields, None)
+    file.write_text("\n".join(json.dumps(each) for each in ({**records[0], "agent": "actor"}, records[0])))
+    with pytest.raises(DataError, match="line 2: lacks the field 'agent'"):
+        read_answers([file], fields, None)

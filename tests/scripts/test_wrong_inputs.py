@@ -262,8 +262,8 @@ evaluate --env_python python3                                   | has no effect 
 train_search --corpus_path nofields.jsonl                       | no passage found
 train_search --topk 0                                           | 1..100
 train_sft                                                       | --records_path
-train_sft --records_path noagent.jsonl                          | lacks the field 'agent'
-train_sft --records_path data.jsonl                             | lacks the field 'agent'
+train_sft --records_path noagent.jsonl                          | There is no agent 'actor'
+train_sft --records_path data.jsonl                             | 'prompt' or 'messages'
 train_sft --records_path bytes.jsonl                            | line 1
 train_sft --episodes_path folder                                | holds no episodes.jsonl
 train_sft --records_path sft.jsonl --min_return 3               | has no effect without --episodes_path
@@ -481,7 +481,7 @@ FILES = {
     "nofields.jsonl": '{"foo": 1}\n{"foo": 2}\n',
     "noanswer.jsonl": '{"problem": "1+1"}\n' * 3,
     "numbers.jsonl": "1\n2\n",
-    "noagent.jsonl": '{"prompt": "x", "response": "y"}\n',
+    "noagent.jsonl": '{"prompt": "x", "response": "y"}\n{"agent": "actor", "prompt": "x", "response": "z"}\n',
     "sft.jsonl": '{"agent": "a", "prompt": "x", "response": "y"}\n',
     "same.jsonl": '{"agent": "a", "prompt": "x", "chosen": "y", "rejected": "y"}\n',
     "full/mine.txt": "mine",
