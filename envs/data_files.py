@@ -1,4 +1,4 @@
-"""Reads the JSON files that hold a user's tasks: regular files in UTF-8, one sentence for each fault, clean texts.
+"""Reads the files that hold a user's tasks: regular files, one sentence for each fault, clean texts.
 
 A lone surrogate (`"\\ud83d"`), NUL or another control character of a data set would end a run in the tokenizer or in a
 file name much later; a pipe or device would never end. Both are settled here, before any model is loaded.
@@ -6,28 +6,45 @@ file name much later; a pipe or device would never end. Both are settled here, b
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mafrt.core import reading
-from mafrt.core.errors import DataError
+from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
-from mafrt.core.text import clean_deep, error_line
+from mafrt.core.text import brief, clean_deep, error_line
 
 MOST_MIB = 4096
-"""Largest data file."""
+"""Largest data file, unpacked."""
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
+Records = Iterator[tuple[str, Any]]
+"""Pairs of where a record stands (`line 3`, `record 3`) and the record."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file. Raises DataError."""
+    """The content of a regular file, unpacked if it is gzip's. Raises DataError."""
     try:
-        return reading.read_file(path, most_mib=MOST_MIB)
+        content = reading.read_file(path, most_mib=MOST_MIB)
     except FileNotFoundError:
         raise DataError(f"data file {path} cannot be read: it does not exist") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); give a regular file") from error
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    most = MOST_MIB * 2**20
+    try:
+        with gzip.open(io.BytesIO(content)) as file:
+            content = file.read(most + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked by gzip ({error_line(error)}); fetch it again") from error
+    if len(content) > most:
+        raise DataError(f"{path} is larger than {MOST_MIB} MiB when unpacked; give a part of it")
+    return content
 
 
 def read_text(path: Path) -> str:
@@ -70,12 +87,56 @@ def json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             raise DataError(f"{path}, line {number}: is not JSON that can be used ({error_line(error)})") from error
 
 
-def line_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """`FILE, line 3` and its value, of JSON lines, or of the rows of a data set's folder. Raises DataError."""
+def kind_of(path: Path) -> str:
+    """The suffix that tells what a file holds; `.gz` behind it does not."""
+    inner = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return inner.suffix.lower()
+
+
+def file_records(path: Path) -> Records:
+    """The records of a JSON, JSONL or Parquet file, packed by gzip or not, or of a data set. Raises DataError."""
     if is_dataset(path):
-        yield from dataset_rows(path)
-    else:
-        yield from ((f"{path}, {place}", value) for place, value in json_lines(path, read_text(path)))
+        return ((where.rpartition(", ")[2], row) for where, row in dataset_rows(path))
+    suffix = kind_of(path)
+    if suffix == ".parquet":
+        return _parquet_records(path)
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path}: is empty; expected records")
+    data = None if suffix != ".json" else load_json(path, text)
+    return json_lines(path, text) if data is None else _json_records(path, data)
+
+
+def _json_records(path: Path, data: Any) -> Records:
+    if isinstance(data, dict):
+        lists = [key for key, value in data.items() if isinstance(value, list)]
+        if len(lists) == 1:
+            data = data[lists[0]]
+        elif not lists:
+            data = [data]
+        else:
+            raise DataError(
+                f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records"
+            )
+    if not isinstance(data, list):
+        raise DataError(f"{path}: expected a list of records, found {brief(data)}")
+    return ((f"record {number}", record) for number, record in enumerate(data, start=1))
+
+
+def _parquet_records(path: Path) -> Records:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        content = pyarrow.BufferReader(read_bytes(path))
+        rows = pyarrow.parquet.read_table(content).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is not a readable Parquet file ({error_line(error)})") from error
+    return ((f"record {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def clean_record(where: str, record: Any) -> Any:

@@ -21,7 +21,7 @@ from mafrt.core.errors import DataError
 from mafrt.core.reading import parse_json
 from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.envs.code.inside.moving import CannotMove, encode
-from mafrt.envs.data_files import clean_record, line_records
+from mafrt.envs.data_files import clean_record, file_records
 
 SHIPPED = Path(__file__).parent / "data"
 SETS = ("functions", "programs")
@@ -108,7 +108,7 @@ class CodeTask:
 
 
 def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tuple[CodeTask, ...]:
-    """All problems of a JSON lines file, or of shipped ones: `functions` (also None) or `programs`.
+    """All problems of a JSON, JSONL or Parquet file, or of shipped ones: `functions` (also None) or `programs`.
 
     `split` is `train`, `validation` or `test`, of shipped problems. Raises DataError that names file, line and fault.
     """
@@ -131,7 +131,8 @@ def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tup
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for where, record in line_records(path):
+    for place, record in file_records(path):
+        where = f"{path}, {place}"
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected an object, found {brief(record)}")
         yield where, clean_record(where, record)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from typing import Any
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
-from mafrt.core.text import brief, error_line
-from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
+from mafrt.core.text import brief
+from mafrt.envs.data_files import SUFFIXES, Records, clean_record, file_records, kind_of
 from mafrt.envs.math import arithmetic, stories
 from mafrt.envs.math.answers import boxed, hash_answer, reference_fault
 
@@ -30,7 +30,6 @@ PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instructio
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "gold", "target", "label", "solution", "output")
 NESTED_ANSWERS = ("reward_model.ground_truth.target", "reward_model.ground_truth")
 """Looked for after those, as in verl's files."""
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 SHIPPED = Path(__file__).parent / "data"
 
 
@@ -81,7 +80,7 @@ def load_tasks(
         return tuple(_make_tasks(name, "", dataset_rows(source, split), fields))
     path = Path(source)
     if os.path.isdir(path):
-        files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+        files = sorted(p for p in path.iterdir() if kind_of(p) in SUFFIXES)
         if not files:
             raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
         # The suffix stays in the ids here: a.json and a.parquet may lie side by side.
@@ -100,10 +99,6 @@ def load_tasks(
 def _story_tasks(source: str) -> tuple[Task, ...]:
     problems = stories.distinct(source.removeprefix(stories.PREFIX))
     return tuple(Task(f"{source}:{n}", story.problem, str(story.answer)) for n, story in enumerate(problems))
-
-
-Records = Iterator[tuple[str, Any]]
-"""Pairs of where a record stands (`line 3`, `record 3`) and the record."""
 
 
 @dataclass(frozen=True)
@@ -211,58 +206,13 @@ def _problem_text(here: str, key: str, value: Any) -> str:
     return value.strip()
 
 
-def file_records(path: Path) -> Records:
-    if is_dataset(path):
-        return ((where.rpartition(", ")[2], row) for where, row in dataset_rows(path))
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return _parquet_records(path)
-    if suffix not in SUFFIXES:
-        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
-    text = read_text(path)
-    if not text.strip():
-        raise DataError(f"{path}: is empty; expected records")
-    data = None if suffix != ".json" else load_json(path, text)
-    return json_lines(path, text) if data is None else _json_records(path, data)
-
-
-def _json_records(path: Path, data: Any) -> Records:
-    if isinstance(data, dict):
-        lists = [key for key, value in data.items() if isinstance(value, list)]
-        if len(lists) == 1:
-            data = data[lists[0]]
-        elif not lists:
-            data = [data]
-        else:
-            raise DataError(
-                f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records"
-            )
-    if not isinstance(data, list):
-        raise DataError(f"{path}: expected a list of records, found {brief(data)}")
-    return ((f"record {number}", record) for number, record in enumerate(data, start=1))
-
-
-def _parquet_records(path: Path) -> Records:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        content = pyarrow.BufferReader(read_bytes(path))
-        rows = pyarrow.parquet.read_table(content).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: is not a readable Parquet file ({error_line(error)})") from error
-    return ((f"record {number}", row) for number, row in enumerate(rows, start=1))
-
-
 def _looks_like_id(source: str) -> bool:
     """`owner/name` with optional `:config:split`, and not a path to a file."""
     name = source.split(":")[0]
     return (
         name.count("/") == 1
         and not name.startswith((".", "/", "~"))
-        and not name.endswith((*SUFFIXES, "/"))
+        and not name.endswith((*SUFFIXES, ".gz", "/"))
         and source.count(":") <= 2
     )
 

@@ -20,8 +20,8 @@ from typing import Any
 from mafrt.core.errors import DataError
 from mafrt.core.hf_datasets import is_dataset
 from mafrt.core.text import brief
-from mafrt.envs.data_files import clean_record
-from mafrt.envs.math.tasks import file_records, value_at
+from mafrt.envs.data_files import clean_record, file_records
+from mafrt.envs.math.tasks import value_at
 from mafrt.envs.search.retrieval import Passage
 
 ANSWER_FIELDS = ("golden_answers", "answers", "answer", "target", "ground_truth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from test_dsbench_records import Disk
 
 from mafrt.core.errors import DataError, MafrtError
 from mafrt.core.text import clean_text
-from mafrt.envs import code, math
+from mafrt.envs import code, data_files, math
 from mafrt.envs.dsbench.records import load_records
 from mafrt.envs.dsbench.tables import header_of, read_columns
 from mafrt.runners.offline.dataset import read_answers
@@ -128,6 +129,48 @@ def test_fields_of_unexpected_kinds_are_one_sentence(tmp_path):
     chain = "+".join(["1"] * 900)  # Python reads it, but may not be able to write it
     path.write_text(json.dumps({**MBPP, "code": f"def add(a, b={chain}):\n    return a + b"}))
     code.load_tasks(path)
+
+
+HUMAN_EVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "def add(a, b):\n",
+    "entry_point": "add",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3",
+}
+
+
+@pytest.mark.parametrize(("load", "record"), [(load_math, {"problem": "1+2", "answer": "3"}), (load_code, HUMAN_EVAL)])
+def test_public_sets_are_read_in_every_form_in_which_they_lie(tmp_path, load, record):
+    """HumanEval lies as .jsonl.gz, MBPP's sanitized part as .json, others as Parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    line = json.dumps(record).encode()
+    forms = {"a.jsonl": line, "a.jsonl.gz": gzip.compress(line), "a.json": b"[%b]" % line}
+    forms["A.JSON.GZ"] = gzip.compress(forms["a.json"])
+    for name, content in forms.items():
+        (tmp_path / name).write_bytes(content)
+    parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
+    found = [load(tmp_path / name)[0] for name in (*forms, "a.parquet")]
+    assert all(len(load(tmp_path / name)) == 1 for name in forms)
+    assert len({getattr(task, "problem", None) or task.statement for task in found}) == 1
+
+
+def test_a_packed_folder_is_read_file_by_file(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"problem": "1+2", "answer": "3"}'))
+    assert [task.id for task in math.load_tasks(tmp_path)] == ["a.jsonl.gz:0"]
+
+
+def test_a_packed_file_that_cannot_be_used_is_one_sentence(tmp_path, monkeypatch):
+    path, whole = tmp_path / "x.jsonl.gz", gzip.compress(b" " * 3 * 2**20)
+    for broken in (whole[: len(whole) // 2], b"\x1f\x8b nonsense", whole[:-8] + b"12345678"):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="cannot be unpacked"):
+            code.load_tasks(path)
+    path.write_bytes(whole)
+    monkeypatch.setattr(data_files, "MOST_MIB", 2)  # three MiB in three KiB
+    with pytest.raises(DataError, match="larger than 2 MiB when unpacked"):
+        math.load_tasks(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- DSBench
