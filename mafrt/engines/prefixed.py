@@ -1,12 +1,14 @@
-"""An engine whose answers begin with given words: to measure how much of a team's gain a fixed prefix brings."""
+"""Engines that get more out of the same weights: answers that begin with given words, demonstrations, and votes."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mafrt.core.seeding import seed_of
 from mafrt.core.types import Completion, Request
 from mafrt.engines import Engine
 
@@ -56,3 +58,41 @@ class PrefixedEngine:
     def _prefix(self, request: Request) -> str:
         template = self.prefixes.get(request.adapter or "", "")
         return filled(template, self.tokenizer.decode(list(request.prompt_ids))) if template else ""
+
+
+class DemonstratingEngine:
+    """Shows other turns before the prompts of some adapters: each a prompt and its answer, as they were sampled.
+
+    Args:
+        engine: samples after them.
+        shown: adapter -> token ids of its demonstrations, one after the other.
+        window: max tokens of prompt and answer together; a prompt that leaves no room for them goes without.
+    """
+
+    def __init__(self, engine: Engine, shown: Mapping[str, Sequence[int]], window: int) -> None:
+        self.engine, self.shown, self.window = engine, shown, window
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return self.engine.generate([self._longer(request) for request in requests])
+
+    def _longer(self, request: Request) -> Request:
+        ids = [*self.shown.get(request.adapter or "", ()), *request.prompt_ids]
+        fits = len(ids) + request.sampling.max_new_tokens <= self.window
+        return replace(request, prompt_ids=ids) if fits else request
+
+
+class VotingEngine:
+    """Says in every turn what another engine says most often in `votes` tries; of equally frequent texts the first."""
+
+    def __init__(self, engine: Engine, votes: int) -> None:
+        self.engine, self.votes = engine, votes
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        tries = [replace(each, seed=seed_of(each.seed, vote)) for each in requests for vote in range(self.votes)]
+        made = self.engine.generate(tries)
+        chosen = []
+        for place in range(0, len(made), self.votes):
+            cast = made[place : place + self.votes]
+            texts = [completion.text.strip() for completion in cast]
+            chosen.append(cast[texts.index(Counter(texts).most_common(1)[0][0])])
+        return chosen

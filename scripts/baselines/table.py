@@ -2,13 +2,13 @@
 
 `start` is the team before reinforcement learning: the base without training, or the adapters that the run began with.
 Whatever has to be chosen is chosen on other tasks: the answer, the prefix and the imitated episodes on those of
-training, rate and passes of the imitation on those of validation.
+training, demonstrations and the imitation's rate and passes on those of validation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,18 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
-from mafrt.engines.prefixed import PrefixedEngine
+from mafrt.engines.prefixed import DemonstratingEngine, PrefixedEngine, VotingEngine
 from mafrt.envs.games.base import PLAYERS, Game, play
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.runners.evaluation import SOLVED, evaluate
 from mafrt.runners.evaluation_summary import majority, number, numbers
+from mafrt.scripts.baselines.demonstrations import Shown, search
 from mafrt.scripts.baselines.imitation import PASSES, SAMPLES, imitate, solved_turns
 from mafrt.storage.report import aligned
 
 if TYPE_CHECKING:
+    from mafrt.core.types import Episode
+    from mafrt.engines import Engine
     from mafrt.environment.base import Env
     from mafrt.models.several_bases import Bases
     from mafrt.rollout.player import Player
@@ -46,7 +49,9 @@ PREFIXES = (
 PREFIX_TASKS = 64
 """training tasks on which a prefix is chosen, by its greedy score"""
 CHOICE_TASKS = 64
-"""validation tasks on which rate and passes of the imitation are chosen, by the greedy score"""
+"""validation tasks on which demonstrations, and rate and passes of the imitation, are chosen, by the greedy score"""
+BATCH_TASKS, BATCH_SAMPLES = 16, 2
+"""training tasks and their sampled episodes by which a candidate's demonstrations are compared with its parent's"""
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,16 @@ class BaselineRow:
     """None: not sampled"""
     greedy: Number | None = None
     """None: not played greedily"""
+    solved: Number | None = None
+    """share of the sampled episodes that solve their task; None: not known"""
 
-    def cells(self) -> tuple[str, str, str]:
-        return self.name, str(self.sampled or "-"), str(self.greedy or "-")
+    def cells(self) -> tuple[str, str, str, str]:
+        return self.name, str(self.sampled or "-"), str(self.greedy or "-"), str(self.solved or "-")
 
     def values(self) -> dict[str, str | float | None]:
         """Name and means, for a file."""
-        means = (None if each is None else each.value for each in (self.sampled, self.greedy))
-        return {"name": self.name, **dict(zip(("sampled", "greedy"), means, strict=True))}
+        measured = {"sampled": self.sampled, "greedy": self.greedy, "solved": self.solved}
+        return {"name": self.name, **{key: None if each is None else each.value for key, each in measured.items()}}
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,10 @@ class Baselines:
         if (most := majority(voted.episodes)) is not None:
             yield BaselineRow(f"start, majority@{self.votes}", most.number)
             yield from self._prefixed(voted)
+        by_turn = self._player(wrap=lambda engine: VotingEngine(engine, self.votes))
+        name = f"start, in every turn the most frequent of {self.votes} texts"
+        yield row(name, self._played(by_turn, samples=1, greedy=False))
+        yield from self._demonstrated()
         yield from self._imitated()
 
     def without_model(self) -> Iterator[BaselineRow]:
@@ -109,16 +120,21 @@ class Baselines:
         if isinstance(env, Game):
             seeds = [seed_of(self.plan.seed, "task", task) for task in range(self.plan.tasks)]
             for player in PLAYERS:
-                yield BaselineRow(f"{player} player", number([play(env, player, seed) for seed in seeds]))
+                scores = [play(env, player, seed) for seed in seeds]
+                yield BaselineRow(
+                    f"{player} player", number(scores), solved=share_solved([[score] for score in scores])
+                )
         answers = answers_of(self.train_env)
         if answers and isinstance(env, TaskEnv):
             constant = Counter(answers).most_common(1)[0][0]
-            scores: list[float] = []
+            grades: list[float] = []
             for task in range(min(self.plan.tasks, env.num_tasks or 0)):
                 env.choose(task)
-                scores += [grade for grade in env.grade([f"\\boxed{{{constant}}}"]) if grade is not None]
-            if scores:
-                yield BaselineRow(f"constant answer {constant}", number(scores))
+                grades += [grade for grade in env.grade([f"\\boxed{{{constant}}}"]) if grade is not None]
+            if grades:
+                yield BaselineRow(
+                    f"constant answer {constant}", number(grades), solved=share_solved([[grade] for grade in grades])
+                )
 
     def _prefixed(self, voted: Evaluation) -> Iterator[BaselineRow]:
         """The prefix that is best on training tasks, for the agents whose answers decide."""
@@ -151,8 +167,36 @@ class Baselines:
         name += f", {passes} of {PASSES} passes at {rate:.2g}" if passes else ", which is no better than the start"
         yield row(name, self._played(self._player()))
 
-    def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
-        """A player of the start: at a temperature, or with a prefix before the answers of `deciding`."""
+    def _demonstrated(self) -> Iterator[BaselineRow]:
+        """The solved turns whose sight before every prompt is best on validation tasks."""
+        # What most chat templates write behind an answer.
+        end = self.player.tokenizer.encode("\n", add_special_tokens=False)
+
+        def player(shown: Shown) -> Player:
+            ids = {name: [token for each in turns for token in (*each, *end)] for name, turns in shown.items()}
+            return self._player(wrap=lambda engine: DemonstratingEngine(engine, ids, self.player.context_window))
+
+        def play(shown: Shown, batch: int) -> Sequence[Episode]:
+            sizes = {"tasks": BATCH_TASKS, "samples": BATCH_SAMPLES, "seed": seed_of(self.plan.seed, "batch", batch)}
+            return self._played(player(shown), self.train_env, greedy=False, **sizes).episodes
+
+        def score(shown: Shown) -> float:
+            return self._played(player(shown), self.choice_env, tasks=CHOICE_TASKS, samples=0).greedy or 0.0
+
+        adapters = {agent.name: agent.adapter for agent in self.start.agents}
+        shown, tried = search(play, score, adapters, self.episodes, CHOICE_TASKS, self.plan.seed)
+        count = sum(map(len, shown.values()))
+        name = f"start, best of {tried} sets of demonstrations"
+        yield row(f"{name}, {count} turns" if count else f"{name}: none", self._played(player(shown)))
+
+    def _player(
+        self,
+        temperature: float | None = None,
+        deciding: Sequence[str] = (),
+        prefix: str = "",
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    ) -> Player:
+        """A player of the start: at a temperature, with a prefix before the answers of `deciding`, engine wrapped."""
         adapters = {agent.name: agent.adapter for agent in self.start.agents}
         player = self.player.with_adapters(adapters)
         if temperature is not None:
@@ -160,6 +204,7 @@ class Baselines:
         if prefix:
             own = {adapters[name]: prefix for name in deciding}
             player.engine = PrefixedEngine(player.engine, self.player.tokenizer, own)
+        player.engine = wrap(player.engine)
         return player
 
     def _played(self, player: Player, env: Env | None = None, **changes: Any) -> Evaluation:
@@ -172,7 +217,13 @@ class Baselines:
 def row(name: str, evaluation: Evaluation) -> BaselineRow:
     """The row of an evaluation."""
     values = numbers(evaluation)
-    return BaselineRow(name, values.get(f"avg@{evaluation.samples}"), values.get("greedy"))
+    solved = share_solved(list(evaluation.scores.values())) if evaluation.scores else None
+    return BaselineRow(name, values.get(f"avg@{evaluation.samples}"), values.get("greedy"), solved)
+
+
+def share_solved(tasks: Sequence[Sequence[float]]) -> Number:
+    """The share of solved episodes from the scores of each task's."""
+    return number([sum(score >= SOLVED for score in scores) / len(scores) for scores in tasks])
 
 
 def answers_of(env: Env) -> list[str]:
@@ -204,4 +255,4 @@ def place_start(base: Bases, team: Team, folders: dict[str, Any]) -> Team:
 
 def table(rows: Sequence[BaselineRow], k: int) -> str:
     """The rows for people, with 95% intervals over tasks."""
-    return "\n".join(aligned([("", f"avg@{k}", "greedy"), *(each.cells() for each in rows)]))
+    return "\n".join(aligned([("", f"avg@{k}", "greedy", "solved"), *(each.cells() for each in rows)]))

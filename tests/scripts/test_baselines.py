@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from helpers_models import add_random_adapter, tiny_base
 
 from mafrt.config.team import Team
 from mafrt.core.types import Episode, Request, SamplingParams, Turn
-from mafrt.engines.prefixed import PrefixedEngine, filled
+from mafrt.engines.prefixed import DemonstratingEngine, PrefixedEngine, VotingEngine, filled
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.registry import make_env
 from mafrt.envs.games import PlanPath, baseline_scores
@@ -20,6 +21,7 @@ from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.scripts import evaluate
 from mafrt.scripts.baselines import table as baselines
 from mafrt.scripts.baselines.build import start_of, validation_env
+from mafrt.scripts.baselines.demonstrations import changed, search
 from mafrt.scripts.baselines.imitation import PASSES, RATES, imitate, solved_turns
 
 
@@ -52,12 +54,66 @@ def test_the_prefixed_engine_puts_words_into_the_mouth_of_its_adapters():
     assert [tokenizer.decode(request.prompt_ids) for request in scripted.requests] == ["7 pens7 ", "7 pens"]
 
 
+def test_demonstrations_stand_before_the_prompts_that_leave_them_room():
+    scripted = ScriptedEngine({"a": ["x"], "b": ["y"]}, Letters())
+    engine = DemonstratingEngine(scripted, {"a": [1, 2]}, window=6)
+    engine.generate([Request(ids, name, SamplingParams(max_new_tokens=2), 0) for ids, name in _ASKED])
+    assert [request.prompt_ids for request in scripted.requests] == [[1, 2, 7, 8], [7, 8, 9], [7, 8]]
+
+
+_ASKED = (([7, 8], "a"), ([7, 8, 9], "a"), ([7, 8], "b"))
+
+
+def test_a_vote_says_the_most_frequent_text_and_of_two_the_first():
+    scripted = ScriptedEngine({"a": ["no", "yes", " yes ", "p", "q", "q", "r", "s", "r"]}, Letters())
+    engine = VotingEngine(scripted, 3)
+    asked = [Request([1], "a", SamplingParams(), seed) for seed in (0, 1, 2)]
+    assert [said.text for said in engine.generate(asked)] == ["yes", "q", "r"]
+    assert len({request.seed for request in scripted.requests}) == 9
+    tied = ScriptedEngine({"a": ["u", "v"]}, Letters())
+    assert VotingEngine(tied, 2).generate(asked[:1])[0].text == "u"
+
+
+def _solved(prompt, answer, outcome, stop="eos"):
+    turn = Turn("solver", [prompt], [answer], [0.0], stop, "x", turn=0, env_step=0, adapter_version=0)
+    return Episode("e", "g", [turn], outcome=outcome)
+
+
+def test_the_search_finds_the_demonstration_that_helps_within_its_episodes():
+    """Of ten turns that solve their tasks, the sight of one makes everything right."""
+    played = []
+
+    def play(shown, batch):
+        right = float((3, 3) in shown.get("own", ()))
+        played.append(10)
+        return [_solved(n, n, max(right, float(n == batch % 10))) for n in range(9)] + [_solved(0, 99, 1.0, "length")]
+
+    def score(shown):
+        played.append(4)
+        return float((3, 3) in shown.get("own", ()))
+
+    shown, tried = search(play, score, {"solver": "own"}, episodes=2000, cost=4, seed=1)
+    assert (3, 3) in shown["own"] and len(shown["own"]) <= 8 and tried > 1
+    assert sum(played) <= 2000 and not any(99 in each for each in shown["own"])
+    shown, _ = search(play, lambda shown: -len(shown), {"solver": "own"}, episodes=300, cost=4, seed=1)
+    assert shown == {}, "what is no better on validation tasks is not taken"
+
+
+def test_a_child_differs_in_the_demonstrations_of_one_adapter():
+    rng, pool = random.Random(1), {"a": dict.fromkeys(((1,), (2,), (3,))), "b": dict.fromkeys(((4,),))}
+    parent = {"a": ((1,), (2,)), "b": ((4,),)}
+    children = [changed(parent, "a", pool, rng) for _ in range(50)]
+    assert all(child["b"] == parent["b"] and child["a"] != () for child in children if child["a"])
+    assert {len(child["a"]) for child in children} == {1, 2, 3}
+
+
 def test_rivals_without_a_model():
     train, held_out = (
         MathEnv(tasks=[Task(f"{a}", "?", a) for a in answers], team=Team.of(("a",)))
         for answers in (("4", "5", "5"), ("5", "6", "7", "5"))
     )
     plan = EvaluationPlan(40, samples=1, greedy=True, seed=1)
+    assert baselines.share_solved([[1.0, 0.5], [0.0]]).value == 0.25
     parts = SimpleNamespace(env=held_out, train_env=train, plan=plan)
     [row] = baselines.Baselines.without_model(parts)
     assert (row.name, row.sampled.value) == ("constant answer 5", 0.5)
@@ -133,6 +189,7 @@ def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
 def test_the_whole_table_on_the_untrained_base(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(baselines, "PREFIX_TASKS", 2)
     monkeypatch.setattr(baselines, "CHOICE_TASKS", 2)
+    monkeypatch.setattr(baselines, "BATCH_TASKS", 2)
     monkeypatch.setattr(baselines, "PREFIXES", ("{first}", "\\boxed{"))
     words = ["--tasks", "3", "--k", "1", "--max_new_tokens", "24", "--threads", "1", "--baselines"]
     words += ["--baseline_votes", "2", "--baseline_episodes", "16", "--output", str(tmp_path / "out.json")]
@@ -141,7 +198,10 @@ def test_the_whole_table_on_the_untrained_base(tmp_path, monkeypatch, capsys):
     names = [row["name"] for row in rows]
     assert names[0] == "this team" and names[1].startswith("constant answer ")
     assert names[2:6] == [*(f"start, temperature {heat}" for heat in ("0.3", "0.7", "1")), "start, majority@2"]
-    assert names[6].startswith("start, answer begins ") and names[7].startswith("imitation of the solved ones of 16 ")
+    assert names[6].startswith("start, answer begins ") and names[7].startswith(
+        "start, in every turn the most frequent"
+    )
+    assert names[8].startswith("start, best of ") and names[9].startswith("imitation of the solved ones of 16 ")
     # The untrained team is its own start, so temperature 1 plays the same samples.
     assert (rows[0]["sampled"], rows[0]["greedy"]) == (rows[4]["sampled"], rows[4]["greedy"])
     assert "start, majority@2" in capsys.readouterr().out
