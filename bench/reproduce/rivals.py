@@ -99,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((SHIPPED / "configs" / f"{args.config}.yaml").read_text(encoding="utf-8"))
-    first, teams, rivals = args.seeds[0], [], list[Row]()
+    first, teams, rivals = args.seeds[0], list[Row](), list[Row]()
+    words: tuple[object, ...]
     for seed in args.seeds:
         words = ("--baselines", "--baseline_votes", args.votes) if seed == first else ()
         own, *beside = evaluated(args, trained(args, config, "team", seed), *words)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BaselinePlan", "BaselineRow", "plan", "table"]
 
 EPISODES = 3840
-"""of the imitation where there is no run to compare with: those of the quickstart of word problems"""
+"""of imitation and search where there is no run to compare with: those of the quickstart of word problems"""
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ class Baselines:
     plan: EvaluationPlan
     """tasks, samples and seed of the evaluation that the baselines are compared with"""
     votes: int
-    """sampled answers of the majority vote"""
+    """sampled answers of the majority vote, and texts of the vote in every turn"""
     episodes: int
-    """training episodes of the imitation"""
+    """those of the imitation, and of the search for demonstrations"""
     lr: float
     """middle learning rate of the imitation"""
 

@@ -186,11 +186,11 @@ class BaselineSettings:
     """Baselines on the same tasks."""
 
     baselines: bool = False
-    """also score what needs no reinforcement learning: temperatures, majority vote, prefix, constant, imitation"""
+    """also score what needs no reinforcement learning: temperatures, votes, prefix, demonstrations, constant, imitation"""
     baseline_votes: int = 32
-    """sampled answers per task of the majority vote"""
+    """sampled answers per task of the majority vote, and texts per turn of the vote in every turn"""
     baseline_episodes: int = 0
-    """training episodes of the rejection-sampling imitation; 0: as many as the run has played, or 3840 without a run"""
+    """episodes of the imitation, and of the search for demonstrations; 0: as many as the run has played, or 3840"""
     baseline_lr: float = 1e-3
     """middle one of the three learning rates of the imitation; validation tasks choose among them and up to 4 passes"""
 
