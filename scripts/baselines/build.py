@@ -108,10 +108,13 @@ def start_of(stored: Mapping[str, Any], run: Path | None) -> dict[str, Path]:
 def training_env(settings: Settings, loaded: LoadSource | None, team: Team) -> Env:
     """The environment of the training tasks that belong to the held-out ones."""
     run = run_of(loaded)
-    if settings["dataset_path"] is not None:
-        raise ConfigError("baselines choose on training tasks, and --dataset_path names none; leave it out.")
     if run is not None and "env" not in settings.flags:
         return rebuild(run).env
+    if settings["dataset_path"] is not None:
+        raise ConfigError(
+            "baselines choose on training tasks, and --dataset_path names none; give the run that trained the team by "
+            "--load_path, or leave it out."
+        )
     return MathEnv(team=team) if settings["env"] is None else make_env(settings["env"], **_arguments(settings))
 
 

@@ -186,7 +186,7 @@ class BaselineSettings:
     """Baselines on the same tasks."""
 
     baselines: bool = False
-    """also score what needs no reinforcement learning: temperatures, votes, prefix, demonstrations, constant, imitation"""
+    """also score what needs no reinforcement learning: temperatures, votes, prefix, demonstrations, imitation"""
     baseline_votes: int = 32
     """sampled answers per task of the majority vote, and texts per turn of the vote in every turn"""
     baseline_episodes: int = 0

@@ -11,6 +11,7 @@ import torch
 from helpers_models import add_random_adapter, tiny_base
 
 from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Request, SamplingParams, Turn
 from mafrt.engines.prefixed import DemonstratingEngine, PrefixedEngine, VotingEngine, filled
 from mafrt.engines.scripted import ScriptedEngine
@@ -19,6 +20,7 @@ from mafrt.envs.games import PlanPath, baseline_scores
 from mafrt.envs.math import MathEnv, Task
 from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.scripts import evaluate
+from mafrt.scripts.baselines import build
 from mafrt.scripts.baselines import table as baselines
 from mafrt.scripts.baselines.build import start_of, validation_env
 from mafrt.scripts.baselines.demonstrations import changed, search
@@ -171,6 +173,17 @@ def test_the_imitation_of_a_run_is_chosen_on_its_validation_tasks():
     train_env = make_env("sudoku", brief=True)
     found = validation_env(settings, None, train_env)
     assert (train_env.split, found.split) == ("train", "validation")
+
+
+def test_other_held_out_tasks_of_a_run_leave_it_its_training_tasks(tmp_path, monkeypatch):
+    """So rivals of one training can be scored on every public set."""
+    rebuilt = SimpleNamespace(env="the run's training tasks")
+    monkeypatch.setattr(build, "run_of", lambda loaded: loaded)
+    monkeypatch.setattr(build, "rebuild", lambda run: rebuilt)
+    settings = evaluate.COMMAND.read(["--dataset_path", "arithmetic:test:count=4"])
+    assert build.training_env(settings, tmp_path, Team.of(("a",))) == rebuilt.env
+    with pytest.raises(ConfigError, match="load_path"):
+        build.training_env(settings, None, Team.of(("a",)))
 
 
 def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
