@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,8 @@ class PromptKV:
     keys: list[Tensor]
     values: list[Tensor]
     lengths: Tensor
+    states: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """of layers that have no keys and values, `[prompts, ...]` each"""
 
     @property
     def longest(self) -> int:
@@ -141,7 +143,9 @@ def joined(first: PromptKV, second: PromptKV) -> PromptKV:
         return made
 
     lengths = torch.cat((first.lengths, second.lengths))
-    return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths)
+    pairs = (zip(*layers, strict=True) for layers in zip(first.states, second.states, strict=True))
+    states = [tuple(torch.cat(pair) for pair in layer) for layer in pairs]
+    return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths, states)
 
 
 def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:

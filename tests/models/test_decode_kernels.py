@@ -68,6 +68,22 @@ for dtype, limit, rank, d, inner, heads, kv, dim in (
         given = (randn(rows, 2 * inner), inside, up, index, down, None if down is None else scale[:, :1].contiguous())
         found, wanted = kernels.gated(*given), ops._gated(*given)
         same(found if down is not None else found[:1], wanted if down is not None else wanted[:1])
+    for widths in ([24, 8, 4, 4], [600, 2]):
+        given = (randn(rows, sum(widths)), low(len(widths), rank), randn(adapters, sum(widths), rank), index, widths)
+        same([kernels.added(*given)], [ops._added(*given)])
+    heads, keys, size, dim = 4, 2, 12, 6
+    channels = 2 * keys * size + heads * dim
+    taps, wide = randn(channels, 4), randn(rows, channels + heads * (dim + 2))
+    before = randn(rows, channels, 4)
+    states = [before.clone(), before.clone()]
+    qkv = kernels.convolved(states[0], wide, taps)
+    same([qkv], [ops._convolved(states[1], wide, taps)])
+    assert torch.equal(*states) and not torch.equal(states[0], before)
+    start = torch.randn(rows, heads, size, dim)
+    states = [start.clone(), start.clone()]
+    given = (qkv, wide, -torch.rand(heads), torch.randn(heads), randn(dim), 1e-6)
+    same([kernels.delta(states[0], *given), states[0]], [ops._delta(states[1], *given), states[1]])
+    assert not torch.equal(states[0], start)
 """
 
 CUT = """
@@ -95,10 +111,14 @@ from triton.compiler import ASTSource
 from mafrt.models.gpu import decode_kernels as kernels
 
 FLAGS = {"ADDS": True, "LOWERS": True, "NORMS": True, "P": 8, "P_OUT": 8, "N": 512, "PARTS": 4, "R": 4}
+FLAGS |= {"W": 4, "ND": 128, "NV": 128}
 KINDS = {"low": "*fp32", "low_out": "*fp32", "scale": "*fp32", "index": "*i64", "position": "*i64", "eps": "fp32"}
-NUMBERS = {"width", "parts", "dim", "count", "kv", "row_stride", "head_stride", "token_stride"}
-KINDS |= {"temperatures": "*fp32", "top_k": "*i64", "top_p": "*fp32"}
-for kernel in (kernels._normed, kernels._lowered, kernels._heads, kernels._gated, kernels._truncated):
+KINDS |= {"decay": "*fp32", "bias": "*fp32", "temperatures": "*fp32", "top_k": "*i64", "top_p": "*fp32"}
+NUMBERS = {"width", "parts", "dim", "count", "kv", "row_stride", "head_stride", "token_stride", "first", "second"}
+NUMBERS |= {"third", "channels", "heads", "key_width", "group", "size"}
+NAMES = "_normed _lowered _heads _gated _adds _convolved _delta _truncated"
+for kernel in (getattr(kernels, name) for name in NAMES.split()):
+    KINDS["state"] = "*fp32" if kernel is kernels._delta else "*bf16"
     names = kernel.arg_names
     consts = {name: FLAGS[name] for name in names if name in FLAGS}
     kinds = {

@@ -6,11 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base
+from helpers_families import tiny
+from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_tokenizer
 
 from bench._gpu.pretend_cuda import PretendCuda
+from mafrt.config.agent import ALL_LINEAR
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.own_cache import StatePrompts
 from mafrt.models.compute import reference
 from mafrt.models.decoder import DecodeModel, ExpandedDecoder
 from mafrt.models.gpu import lean_decoder
@@ -185,7 +188,8 @@ def test_a_fault_is_noticed_at_the_start(plain, fault):
     model = LeanModel(base)
     assert agrees(model)
     if fault == "scale":
-        model.scale *= 0.5
+        for block in model.blocks:
+            block.mixer.scale *= 0.5
     elif fault == "rotary":
         cos, sin = model.rotary(32)
         model.rotary = lambda positions: (cos, -sin)
@@ -193,6 +197,91 @@ def test_a_fault_is_noticed_at_the_start(plain, fault):
         for block in model.blocks:
             block.linears[0].weight = block.linears[0].weight.roll(1, 0)
     assert not agrees(model)
+
+
+def hybrid(**shape):
+    """Qwen3.5 with adapters of several ranks."""
+    base = SharedBase(tiny("qwen3_5_text", **shape), tiny_tokenizer(), "qwen3_5_text")
+    for number, own in enumerate(((ALL_LINEAR,), ("in_proj_qkv", "q_proj", "down_proj"), ("in_proj_b", "out_proj"))):
+        add_random_adapter(base, f"agent{number}", rank=3 + 6 * number, targets=own, seed=number)
+    return base
+
+
+def hybrid_pair(base, steps=40):
+    """A lean decoder, and the rows that the model's own forward reads whole: prompts of many lengths, two of each."""
+    names = [*base.adapters, None]
+    prompts = [random_ids(1, length, seed=n)[0].tolist() for n, length in enumerate((9, 4, 12, 1))]
+    index = [base.adapter_index(name) for name in names]
+    model, owner = LeanModel(base), [0, 0, 1, 1, 2, 2, 3, 3]
+    lean = model.decoder(model.prefill(prompts, index), owner, [names[n] for n in owner], steps)
+    return lean, [list(prompts[n]) for n in owner], [index[n] for n in owner]
+
+
+def last_states(base, rows, index):
+    pairs = zip(rows, index, strict=True)
+    return torch.cat([base.forward(torch.tensor([row]), None, torch.tensor([k]))[:, -1] for row, k in pairs])
+
+
+@pytest.mark.parametrize("shape", [{}, {"linear_num_value_heads": 2, "linear_key_head_dim": 8}])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_steps_of_a_hybrid_equal_the_models_own(plain, monkeypatch, shape, recorded):
+    monkeypatch.setattr(lean_decoder, "ROOM", 16)
+    base = hybrid(**shape)
+    lean, rows, index = hybrid_pair(base)
+    if recorded:
+        lean.model.recorder = Repeats()
+    for step in range(22):
+        tokens = random_ids(1, len(rows), seed=step)[0]
+        rows = [[*row, token] for row, token in zip(rows, tokens.tolist(), strict=True)]
+        found = lean.step(tokens)
+        if step % 3 == 0:
+            torch.testing.assert_close(found, last_states(base, rows, index), atol=1e-4, rtol=1e-4)
+        if step in (5, 12):  # the rows that stay go on in another decoder
+            kept = torch.arange(0, len(rows), 2)
+            lean.keep(kept)
+            rows, index = [rows[n] for n in kept], [index[n] for n in kept]
+            names = [None if k < 0 else list(base.adapters)[k] for k in index]
+            lean = lean.model.decoder(lean.folded(), range(len(rows)), names, 30)
+
+
+def test_a_hybrid_answers_as_generate(plain):
+    base = hybrid()
+    engine = LocalEngine(base, eos_ids=())
+    model = LeanModel(base)
+    assert agrees(model) and model.stateful and not model.stale
+    engine._model, engine.transcripts = model, StatePrompts(base)
+    greedy = SamplingParams(max_new_tokens=12, temperature=0.0)
+    base.model.generation_config.eos_token_id = None
+    prompts = [random_ids(1, length, seed=length)[0].tolist() for length in (7, 3, 11)]
+    for prompt, done in zip(prompts, engine.generate([Request(p, None, greedy, seed=1) for p in prompts]), strict=True):
+        expected = base.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert done.ids == expected[0, len(prompt) :].tolist()
+    asked = [Request(p, "agent1", SamplingParams(max_new_tokens=12), seed=n) for n, p in enumerate(prompts)]
+    for request, done in zip(asked, engine.generate(asked), strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *done.ids]])
+        states = base.forward(ids, None, torch.tensor([base.adapter_index("agent1")]))
+        spoken = states[0, len(request.prompt_ids) - 1 : -1]
+        logprobs, _ = base.token_logprobs(spoken, torch.tensor(done.ids))
+        torch.testing.assert_close(torch.tensor(done.logprobs), logprobs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [
+        ("decay", lambda delta: delta.decay.mul_(0.1)),
+        ("filter", lambda delta: setattr(delta, "filter", delta.filter * 2)),
+    ],
+)
+def test_a_fault_of_a_recurrence_is_noticed_at_the_start(plain, fault, broken):
+    model = LeanModel(hybrid())
+    broken(model.blocks[0].mixer)
+    assert not agrees(model)
+
+
+def test_a_hybrid_of_another_form_decodes_by_its_own_forward(plain):
+    base = hybrid()
+    base.inner.layers[0].linear_attn.activation = "gelu"
+    assert "gated delta rule" in decode_model(base).reason
 
 
 def on_gpu(adapters, **shape):
@@ -220,12 +309,34 @@ def test_the_engine_samples_the_same_on_a_pretended_gpu():
                 engine.join(batch, {6: made[6]})
             if batch.live:
                 done |= {n: completion.ids for n, completion in engine.step(batch)}
-        assert engine.decoding == decoding
+        assert (engine.decoding == "lean") == (decoding == "lean")
         return done
 
     with PretendCuda():
         base = on_gpu(2)
         assert spoken(base, "lean") == spoken(base, "expanded")
+        base = hybrid_on_gpu()
+        assert spoken(base, "lean") == spoken(base, "expanded")
+
+
+def hybrid_on_gpu(**shape):
+    base = SharedBase(tiny("qwen3_5_text", **shape).to("cuda"), tiny_tokenizer(), "qwen3_5_text")
+    for number in range(2):
+        add_random_adapter(base, f"agent{number}", targets=(ALL_LINEAR,), seed=number)
+    return base
+
+
+def test_a_step_of_a_hybrid_is_recorded():
+    with PretendCuda() as gpu:
+        lean = LeanModel(hybrid_on_gpu())
+        prompts = lean.prefill([[1, 2, 3], [4, 5]], [0, 1])
+        decoder = lean.decoder(prompts, [0, 1], ["agent0", "agent1"], 30)
+        for step in range(12):
+            gpu.clear()
+            decoder.step(torch.tensor([step, 7]).to("cuda"))
+        assert gpu.launched <= 3
+        # Three layers of the delta rule, and one of attention.
+        assert gpu.recorded.total() <= 3 * 12 + 30 + 8
 
 
 @pytest.mark.parametrize(

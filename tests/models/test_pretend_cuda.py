@@ -134,7 +134,7 @@ def test_a_step_with_the_models_own_cache_waits_once_and_for_its_padding(lengths
     with PretendCuda() as gpu, torch.no_grad():
         base = SharedBase(tiny("qwen3_5_text").to("cuda"), tiny_tokenizer(), "qwen3_5_text")
         add_random_adapter(base, "agent0", seed=0)
-        engine = LocalEngine(base, eos_ids=())
+        engine = LocalEngine(base, eos_ids=(), decoding="expanded")
         assert engine.decoding == "own cache"
         how = [SamplingParams(max_new_tokens=4 + 8 * (row % 2)) for row in range(4)]
         ids = random_ids(4, 16, seed=3).tolist()

@@ -11,7 +11,7 @@ import torch
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
-from mafrt.engines.local.own_cache import ModelCachePrompts, way_of
+from mafrt.engines.local.own_cache import ModelCachePrompts, StatePrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
@@ -71,12 +71,14 @@ class LocalEngine:
         self._grammars: Grammars | None = None
         self._marks: ThoughtMarks | None = None
         self._decoding = decoding
-        self.transcripts: TranscriptCache | ModelCachePrompts = TranscriptCache(base)
+        self.transcripts: TranscriptCache | ModelCachePrompts | StatePrompts = TranscriptCache(base)
         self._gathered = 0
         """when the weights of a sharded base were last laid out for the lean decoder"""
         self._model = DecodeModel(base) if decoding == "expanded" or base.sharded else self._made()
         if self._model.name == DecodeModel.name and not base.sharded:
             self.transcripts = way_of(base)
+        elif self._model.stateful:
+            self.transcripts = StatePrompts(base)
 
     def __repr__(self) -> str:
         return f"<LocalEngine on {Path(self.base.name).name}: {self.decoding}, at most {self.max_batch_rows} rows>"

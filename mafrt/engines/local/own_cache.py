@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models import cache_rows
 from mafrt.models.cache_rows import side_by_side
 from mafrt.models.decoder import ExpandedDecoder
 from mafrt.models.family_checks import KNOWN, close, tokens_seen
-from mafrt.models.kv_cache import PREFILL_TOKENS, chunked
+from mafrt.models.kv_cache import PREFILL_TOKENS, PromptKV, chunked
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -79,15 +80,7 @@ class ModelCachePrompts:
         budget = PREFILL_TOKENS.get(base.device.type, 16384)
         sizes = [len(prompt) for prompt in prompts]
         for places in chunked(sizes, budget) if self.aligned else _of_one_length(prompts, budget):
-            lengths = torch.tensor([sizes[place] for place in places])
-            span = int(lengths.max())
-            ids, index = torch.full((len(places), span), base.pad_id), torch.full((len(places), span), -1)
-            for row, place in enumerate(places):
-                ids[row, span - sizes[place] :] = torch.tensor(list(prompts[place]))
-                index[row, span - sizes[place] + starts[place] :] = adapters[place]
-            ids, real = ids.to(base.device), None
-            if int(lengths.min()) < span:
-                real = (torch.arange(span) >= (span - lengths).unsqueeze(1)).long().to(base.device)
+            ids, index, lengths, real = cache_rows.ending_together(base, prompts, adapters, starts, places)
             if self.cached:
                 hidden, cache = base.read(ids, index, real=real)
             else:
@@ -112,6 +105,19 @@ class ModelCachePrompts:
         counted = [replace(part, rows=[before + row for row in part.rows]) for part in others.parts]
         both.parts = [*self.parts, *counted]
         return both
+
+
+class StatePrompts:
+    """Prompts of a model with recurrences, read for a lean decoder."""
+
+    def __init__(self, base: SharedBase) -> None:
+        self.base = base
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int]
+    ) -> tuple[Tensor, PromptKV]:
+        """As `ModelCachePrompts.prefill`; keys, values and states."""
+        return cache_rows.prefill(self.base, prompts, adapters, starts)
 
 
 class ModelCacheDecoder:

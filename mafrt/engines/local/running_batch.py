@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.own_cache import ModelCachePrompts
+from mafrt.engines.local.own_cache import ModelCachePrompts, StatePrompts
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
@@ -78,7 +78,7 @@ class EngineParts:
     watch: Callable[[tuple[str, ...]], StopStrings | None]
     grammar: Callable[[str, frozenset[int]], Grammar]
     thought: Callable[[Request], Thought | None]
-    transcripts: TranscriptCache | ModelCachePrompts
+    transcripts: TranscriptCache | ModelCachePrompts | StatePrompts
 
 
 class RunningBatch:

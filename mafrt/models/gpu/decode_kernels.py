@@ -23,6 +23,8 @@ WIDEST = 16384
 def serves(name: str, first: Tensor) -> bool:
     """Whether the kernel of this operation computes with numbers like its first argument."""
     fits = name != "normed" or first.shape[-1] <= WIDEST
+    if name == "delta":  # a program holds a head's state
+        fits = first.dtype == torch.float32 and triton.next_power_of_2(first[0, 0].numel()) <= WIDEST
     return fits and first.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -254,6 +256,76 @@ def truncated(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor
     return out
 
 
+@triton.jit
+def _adds(
+    x_in, low, up, index, out, width, parts, first, second, third, P: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0)
+    k, _ = _adapter(index + row)
+    at = tl.program_id(1) * N + tl.arange(0, N)
+    ok = at < width
+    layer = (at >= first).to(tl.int32) + (at >= second).to(tl.int32) + (at >= third).to(tl.int32)
+    total = tl.load(x_in + row * width + at, mask=ok, other=0.0).to(tl.float32)
+    for begin in tl.static_range(0, P, 8):
+        p = begin + tl.arange(0, 8)[None, :]
+        inner = tl.load(low + (row * parts + layer)[:, None] * P + p, mask=ok[:, None], other=0.0)
+        b = tl.load(up + (k * width + at)[:, None] * P + p, mask=ok[:, None], other=0.0)
+        total += tl.sum(b.to(tl.float32) * inner, 1)
+    tl.store(out + row * width + at, total.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _convolved(state, x_in, weight, out, width, channels, W: tl.constexpr, N: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.program_id(1) * N + tl.arange(0, N)
+    ok = at < channels
+    kept = state + (row.to(tl.int64) * channels + at) * W
+    total = tl.zeros([N], tl.float32)
+    for place in tl.static_range(0, W):
+        if place < W - 1:
+            x = tl.load(kept + place + 1, mask=ok, other=0.0)
+        else:
+            x = tl.load(x_in + row * width + at, mask=ok, other=0.0)
+        total += x.to(tl.float32) * tl.load(weight + at * W + place, mask=ok, other=0.0).to(tl.float32)
+        tl.store(kept + place, x, mask=ok)
+    total = total.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * channels + at, (total / (1 + tl.exp(-total))).to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _delta(
+    state, qkv, whole, decay, bias, norm, out,
+    eps, channels, width, heads, key_width, group, size, dim, ND: tl.constexpr, NV: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0), tl.program_id(1)
+    kind = out.dtype.element_ty
+    d, v = tl.arange(0, ND), tl.arange(0, NV)
+    of_d, of_v = d < size, v < dim
+    given = qkv + row * channels
+    q = tl.load(given + head // group * size + d, mask=of_d, other=0.0).to(tl.float32)
+    k = tl.load(given + key_width + head // group * size + d, mask=of_d, other=0.0).to(tl.float32)
+    value = tl.load(given + 2 * key_width + head * dim + v, mask=of_v, other=0.0).to(tl.float32)
+    q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * tl.rsqrt(size.to(tl.float32))
+    k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    rest = whole + row * width + width - heads * (dim + 2)
+    gate = tl.load(rest + head * dim + v, mask=of_v, other=0.0).to(tl.float32)
+    strength = 1 / (1 + tl.exp(-tl.load(rest + heads * dim + head).to(tl.float32)))
+    strength = strength.to(kind).to(tl.float32)
+    a = tl.load(rest + heads * (dim + 1) + head).to(tl.float32) + tl.load(bias + head)
+    forget = tl.exp(tl.load(decay + head) * tl.where(a > 20, a, tl.log(1 + tl.exp(a))))
+    there = state + (row.to(tl.int64) * heads + head) * size * dim + d[:, None] * dim + v[None, :]
+    ok = of_d[:, None] & of_v[None, :]
+    s = tl.load(there, mask=ok, other=0.0) * forget
+    change = (value - tl.sum(s * k[:, None], 0)) * strength
+    s += k[:, None] * change[None, :]
+    tl.store(there, s, mask=ok)
+    o = tl.sum(s * q[:, None], 0).to(kind).to(tl.float32)
+    o = (o * tl.rsqrt(tl.sum(o * o, 0) / dim + eps)).to(kind).to(tl.float32)
+    o = (o * tl.load(norm + v, mask=of_v, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
+    o *= gate / (1 + tl.exp(-gate))
+    tl.store(out + (row * heads + head) * dim + v, o.to(kind), mask=of_v)
+
+
 def normed(
     x: Tensor,
     low: Tensor | None,
@@ -326,6 +398,38 @@ def gated(
         num_warps=_warps(PART),
     )  # fmt: skip
     return h, inner
+
+
+def added(x: Tensor, low: Tensor, up: Tensor, index: Tensor, widths: list[int]) -> Tensor:
+    """`decode_ops.added`, of four layers at most."""
+    rows, width = x.shape
+    ends = [sum(widths[: n + 1]) if n + 1 < len(widths) else width for n in range(3)]
+    out = torch.empty_like(x)
+    _adds[rows, triton.cdiv(width, PART)](
+        x, low, up, index, out, width, low.shape[1], *ends, P=_rank(up, 2), N=PART, num_warps=_warps(PART)
+    )
+    return out
+
+
+def convolved(state: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`decode_ops.convolved`."""
+    rows, channels, taps = state.shape
+    out = x.new_empty(rows, channels)
+    _convolved[rows, triton.cdiv(channels, PART)](state, x, weight, out, x.shape[1], channels, W=taps, N=PART)
+    return out
+
+
+def delta(state: Tensor, qkv: Tensor, whole: Tensor, decay: Tensor, bias: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """`decode_ops.delta`."""
+    rows, heads, size, dim = state.shape
+    keys = (qkv.shape[1] - heads * dim) // 2
+    out = qkv.new_empty(rows, heads * dim)
+    _delta[rows, heads](
+        state, qkv, whole, decay, bias, norm, out, eps, qkv.shape[1], whole.shape[1], heads, keys,
+        heads * size // keys, size, dim,
+        ND=triton.next_power_of_2(size), NV=triton.next_power_of_2(dim), num_warps=8,
+    )  # fmt: skip
+    return out
 
 
 def _space(like: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a decode step computes between its large products, as five operations that are one kernel each on a GPU.
+"""What a decode step computes between its large products, as operations that are one kernel each on a GPU.
 
 Products with the base's weights are left to torch; all else of a layer is so little work that a GPU spends its time on
 starting kernels. Here a norm takes in what the adapters add to its input and what they take from its output; so do the
-heads' norm and rotation, and the activation. A row reads its own adapter only, so their number costs nothing. The fifth
+heads' norm and rotation, and the activation. A row reads its own adapter only, so their number costs nothing. One more
 cuts off what top-k and top-p bar, without sorting the vocabulary.
 
 `low` is the adapters' inner product, scaled, float32 `[rows, M, P]`: of M layers that share their input, or M parts of
@@ -44,7 +44,7 @@ def _normed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The residual `[rows, d]` with what the adapters of the layer before add, its norm, the norm's inner product."""
     x = _plus(x, None if low is None else low.sum(1, keepdim=True), up, index, (x.shape[1],))
-    h = F.rms_norm(x, x.shape[-1:], weight, eps)
+    h = F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
     return x, h, _low(h, down, scale, index)
 
 
@@ -95,6 +95,53 @@ def _gated(
     return h, _low(h, down, scale, index)
 
 
+def _added(x: Tensor, low: Tensor, up: Tensor, index: Tensor, widths: list[int]) -> Tensor:
+    """`x` `[rows, out]`, the outputs of layers of these widths, with what the adapters add."""
+    return _plus(x, low, up, index, tuple(widths))
+
+
+def _convolved(state: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """SiLU of the causal convolution `[rows, C]` of each channel; the newest inputs are the first C columns of `x`.
+
+    `state` `[rows, C, W]` holds the last W inputs, and moves on by one; `weight` `[C, W]`.
+    """
+    window = torch.cat((state[:, :, 1:], x[:, : state.shape[1], None]), 2)
+    state.copy_(window)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return F.silu((window.to(exact) * weight.to(exact)).sum(2).to(x.dtype))
+
+
+def _delta(state: Tensor, qkv: Tensor, whole: Tensor, decay: Tensor, bias: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """A step of the gated delta rule (`mafrt.models.delta_rule`), its norm and its gate: `[rows, H * V]`.
+
+    `state` `[rows, H, D, V]` float32, moved on; `qkv` `[rows, 2 * G * D + H * V]`, G key heads, of which each serves
+    H / G heads; the last columns of `whole` are the gate, H * V, the strength of writing and the decay, H each;
+    `decay` and `bias` `[H]` float32; `norm` `[V]`.
+    """
+    rows, heads, size, width = state.shape
+    exact, dtype = state.dtype, qkv.dtype
+    keys = (qkv.shape[1] - heads * width) // 2
+    q, k, v = qkv.split([keys, keys, heads * width], 1)
+    gate, strength, a = whole[:, -heads * (width + 2) :].split([heads * width, heads, heads], 1)
+    # A norm by the mean of the squares; what is missing of it is multiplied in below.
+    both = torch.stack((k, q), 1).view(rows, 2, -1, size).to(exact)
+    both = F.rms_norm(both, (size,), None, 1e-6 / size)
+    if keys < heads * size:
+        both = both.repeat_interleave(heads * size // keys, 2)
+    both = both.transpose(1, 2).reshape(rows * heads, 2, size)
+    k, q = both.split(1, 1)
+    v = v.reshape(rows * heads, 1, width).to(exact)
+    forget = (decay * F.softplus(a.to(exact) + bias)).exp()
+    S = state.mul_(forget[:, :, None, None]).view(rows * heads, size, width)
+    remembered, read = torch.bmm(both, S).split(1, 1)
+    change = (v - remembered * size**-0.5) * strength.sigmoid().reshape(-1, 1, 1)
+    S.baddbmm_(k.transpose(1, 2), change, alpha=size**-0.5)
+    out = (read + torch.bmm(k, q.transpose(1, 2)) * size**-0.5 * change) / size
+    out = norm * F.rms_norm(out.to(dtype).view(rows, heads, width).to(exact), (width,), None, eps).to(dtype)
+    gated: Tensor = (out * F.silu(gate.reshape(rows, heads, width).to(exact))).to(dtype)
+    return gated.view(rows, -1)
+
+
 def _plus(x: Tensor, low: Tensor | None, up: Tensor | None, index: Tensor, widths: tuple[int, ...]) -> Tensor:
     """`x` `[rows, out]` and what the adapters add: `low[:, m]` to the m-th of the layers of these widths."""
     if low is None or up is None:
@@ -128,6 +175,12 @@ _SCHEMAS: dict[str, tuple[str, Any]] = {
     "truncated": (
         "(Tensor logits, Tensor temperatures, Tensor top_k, Tensor top_p, int widest) -> Tensor",
         truncate,
+    ),
+    "added": ("(Tensor x, Tensor low, Tensor up, Tensor index, int[] widths) -> Tensor", _added),
+    "convolved": ("(Tensor(a!) state, Tensor x, Tensor weight) -> Tensor", _convolved),
+    "delta": (
+        "(Tensor(a!) state, Tensor qkv, Tensor whole, Tensor decay, Tensor bias, Tensor norm, float eps) -> Tensor",
+        _delta,
     ),
     "gated": (f"(Tensor gate_up, {_adapted}, Tensor? down, Tensor? scale) -> (Tensor, Tensor)", _gated),
 }
@@ -165,4 +218,5 @@ for _name, (_schema, _plain) in _SCHEMAS.items():
     library.impl(_name, _on_gpu(_name, _plain), "CUDA")
 
 ops = torch.ops.mafrt
-normed, lowered, heads, gated, truncated = ops.normed, ops.lowered, ops.heads, ops.gated, ops.truncated
+normed, lowered, heads, gated = ops.normed, ops.lowered, ops.heads, ops.gated
+added, convolved, delta, truncated = ops.added, ops.convolved, ops.delta, ops.truncated

@@ -7,7 +7,7 @@ its own position, counted on the device, so that nothing is padded on the left a
 A step is recorded as a CUDA graph once the batch has made a few steps, and given to the GPU as one launch from then on,
 until rows leave or the buffers grow. A recorded step reads the buffers as far as they are laid out, with a mask.
 
-Covered are Llama, Mistral without a window, Qwen2 and Qwen3, in any number format.
+Covered are Llama, Mistral without a window, Qwen2, Qwen3 and Qwen3.5, in any number format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.models.decoder import DecodeModel, ExpandedDecoder, FoldingDecoder, where_it_agrees
+from mafrt.models.cache_rows import prefill as prefill_states
+from mafrt.models.decoder import DecodeModel, FoldingDecoder, where_it_agrees
 from mafrt.models.gpu import decode_ops
 from mafrt.models.gpu.graphs import Recorder
+from mafrt.models.gpu.mixers import Attention, GatedAttention, GatedDelta, Mixer, Rows, factors
 from mafrt.models.kv_cache import PromptKV, prefill
 from mafrt.models.tensors import moved
 
@@ -30,14 +32,11 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-GROUPS = (
-    ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    ("self_attn", ("o_proj",)),
-    ("mlp", ("gate_proj", "up_proj")),
-    ("mlp", ("down_proj",)),
-)
-"""linear layers of a block that share their input"""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_5_text")
+HYBRIDS = ("qwen3_5_text",)
+GROUPS = 4
+"""groups of linear layers of a block that share their input: into what mixes tokens, out of it, and the MLP's two"""
+MLP = (("mlp", ("gate_proj", "up_proj")), ("mlp", ("down_proj",)))
 RECORD_AFTER = 1
 """steps on the same buffers after which a step is recorded, which takes as long as a few of them"""
 WORTH = 8
@@ -64,8 +63,7 @@ class Block:
 
     norm_in: Tensor
     norm_mlp: Tensor
-    head_norm: Tensor | None
-    """`[heads + kv heads, D]`"""
+    mixer: Mixer
     linears: list[Linear]
     """as of `GROUPS`"""
 
@@ -97,27 +95,31 @@ class LeanModel(DecodeModel):
         config, inner = base.config, base.inner
         if config.model_type not in MODEL_TYPES or not hasattr(inner, "layers"):
             raise ValueError(f"model type {config.model_type}")
-        windows = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        self.stateful = config.model_type in HYBRIDS
+        kinds = {"full_attention", "linear_attention"} if self.stateful else {"full_attention"}
+        windows = set(getattr(config, "layer_types", None) or ()) - kinds
         if windows or (config.model_type == "mistral" and config.sliding_window is not None):
             raise ValueError("attention in windows")
         if getattr(inner.rotary_emb, "rope_type", "default") not in ("default", "linear", "llama3", "yarn"):
             raise ValueError("a rotary embedding that changes with the length")
-        self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
-        self.scale = float(inner.layers[0].self_attn.scaling)
         self.eps = float(config.rms_norm_eps)
-        if self.rotary(1)[0].shape[-1] != self.dim:
-            raise ValueError("a rotary embedding of a part of each head")
         paths = {module: path for path, module in base.model.named_modules()}
         self.blocks = [self._block(layer, paths) for layer in inner.layers]
+        self.norm = factors(inner.norm, self.stateful)
+        whole = {block.mixer.rotated for block in self.blocks} - {None}
+        if whole - {self.rotary(1)[0].shape[-1]}:
+            raise ValueError("a rotary embedding of a part of each head")
         self._watched = [p for layer in inner.layers for p in layer.parameters() if not p.requires_grad]
         self._seen = self._stamp()
         self.recorder = Recorder(base.device) if base.device.type == "cuda" else None
         self._adapters: tuple[object, list[list[Adapters | None]]] | None = None
 
     def _block(self, layer: Any, paths: dict[nn.Module, str]) -> Block:
-        linears = []
-        for holder, names in GROUPS:
+        linears: list[Linear] = []
+        kind: type[Mixer] = Attention
+        if self.stateful:
+            kind = GatedDelta if hasattr(layer, GatedDelta.holder) else GatedAttention
+        for holder, names in ((kind.holder, kind.into), (kind.holder, kind.out), *MLP):
             parent = getattr(layer, holder)
             # Below an adapter's wrapper: what adapters add is computed for all layers of the group.
             parts = [getattr(getattr(parent, name), "base_layer", getattr(parent, name)) for name in names]
@@ -131,13 +133,9 @@ class LeanModel(DecodeModel):
             linears.append(Linear(_as_one(parts), bias, [f"{paths[parent]}.{name}" for name in names], widths))
         if not _is_silu(layer.mlp.act_fn):
             raise ValueError("an activation that is not SiLU")
-        norms = [
-            (getattr(layer.self_attn, name, None), n) for name, n in (("q_norm", self.heads), ("k_norm", self.kv_heads))
-        ]
-        heads = None
-        if norms[0][0] is not None:
-            heads = torch.cat([norm.weight.expand(n, -1) for norm, n in norms if norm is not None])
-        return Block(layer.input_layernorm.weight, layer.post_attention_layernorm.weight, heads, linears)
+        mixer = kind(getattr(layer, kind.holder), linears[0].widths, self.eps)
+        before, between = layer.input_layernorm, layer.post_attention_layernorm
+        return Block(factors(before, self.stateful), factors(between, self.stateful), mixer, linears)
 
     def _stamp(self) -> int:
         # Torch counts the writes to a tensor, so that a change shows without a comparison of weights.
@@ -202,6 +200,12 @@ class LeanModel(DecodeModel):
                 adapters.scale = next(there)
         return made
 
+    def prefill(self, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> PromptKV:
+        """Prompts as `decoder` takes them."""
+        if self.stateful:
+            return prefill_states(self.base, prompts, adapters, [0] * len(prompts))[1]
+        return prefill(self.base, prompts, adapters)[1]
+
     def decoder(
         self, prompts: PromptKV, owner: Sequence[int], adapters: Sequence[str | None], steps: int
     ) -> FoldingDecoder:
@@ -222,7 +226,7 @@ class LeanDecoder:
         self.model = model
         device = model.base.device
         names = [name for name in dict.fromkeys(adapters) if name is not None]
-        none: list[Adapters | None] = [None] * len(GROUPS)
+        none: list[Adapters | None] = [None] * GROUPS
         self._layers = model.adapters(names) if names else [none] * len(model.blocks)
         number = {name: n for n, name in enumerate(names)}
         self._lengths = prompts.lengths[list(owner)]
@@ -240,6 +244,9 @@ class LeanDecoder:
         while prompts.keys:
             for kept, given in ((self._keys, prompts.keys.pop(0)), (self._values, prompts.values.pop(0))):
                 kept.append(_grown(given if plain else given.index_select(0, places), capacity))
+        self._states = [
+            tuple(state if plain else state.index_select(0, places) for state in own) for own in prompts.states
+        ]
         self._cos, self._sin = model.rotary(self._last + 1)
         self._tokens = torch.empty_like(self._position)
         """the tokens that a recorded step is fed"""
@@ -281,16 +288,16 @@ class LeanDecoder:
         """A step over the first `used` positions of the buffers; `even`: none of them is hidden from any row."""
         model, at = self.model, self._position
         x = F.embedding(tokens, model.base.inner.embed_tokens.weight)
-        rotation = self._cos.index_select(0, at), self._sin.index_select(0, at)
         bias = None
         if not even:
             self._bias.scatter_(1, at.unsqueeze(1), 0.0)
             bias = self._bias[:, None, None, :used]
+        rows = Rows(self._index, at, self._cos.index_select(0, at), self._sin.index_select(0, at), bias, used)
         low: Pair = (None, None)
-        for block, groups, keys, values in zip(model.blocks, self._layers, self._keys, self._values, strict=True):
-            x, low = self._block(block, groups, x, low, rotation, bias, (keys, values), used)
-        norm = model.base.inner.norm.weight
-        h: Tensor = decode_ops.normed(x, *low, self._index, norm, model.eps, None, None)[1]
+        keys, states = zip(self._keys, self._values, strict=True), iter(self._states)
+        for block, groups in zip(model.blocks, self._layers, strict=True):
+            x, low = self._block(block, groups, x, low, rows, next(states if block.mixer.recurrent else keys))
+        h: Tensor = decode_ops.normed(x, *low, self._index, model.norm, model.eps, None, None)[1]
         at.add_(1)
         return h
 
@@ -305,23 +312,15 @@ class LeanDecoder:
         groups: Sequence[Adapters | None],
         x: Tensor,
         low: Pair,
-        rotation: tuple[Tensor, Tensor],
-        bias: Tensor | None,
-        kept: tuple[Tensor, Tensor],
-        used: int,
+        rows: Rows,
+        kept: tuple[Tensor, ...],
     ) -> tuple[Tensor, Pair]:
         """The residual without what the adapters of its last layer add, and that, which the next norm takes in."""
-        model, index, position = self.model, self._index, self._position
-        qkv, out, gate_up, down = block.linears
-        of_qkv, of_out, of_gate_up, of_down = groups
-        x, h, inner = decode_ops.normed(x, *low, index, block.norm_in, model.eps, *_read(of_qkv))
-        h = F.linear(h, qkv.weight, qkv.bias)
-        of_heads = (block.head_norm, model.eps, *rotation, position)
-        q = decode_ops.heads(*kept, h, *_added(inner, of_qkv), index, *of_heads)
-        # The queries of one key head side by side, as if they were several steps: no keys are repeated for them.
-        q = q.unflatten(1, (model.kv_heads, -1))
-        keys, values = (buffer[:, :, :used] for buffer in kept)
-        h = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=model.scale).reshape(len(x), -1)
+        model, index = self.model, self._index
+        into, out, gate_up, down = block.linears
+        of_in, of_out, of_gate_up, of_down = groups
+        x, h, inner = decode_ops.normed(x, *low, index, block.norm_in, model.eps, *_read(of_in))
+        h = block.mixer(F.linear(h, into.weight, into.bias), *_added(inner, of_in), rows, kept)
         inner = None if of_out is None else decode_ops.lowered(h, index, *_read(of_out))
         x, low = _onto(x, h, out), _added(inner, of_out)
         x, h, inner = decode_ops.normed(x, *low, index, block.norm_mlp, model.eps, *_read(of_gate_up))
@@ -343,13 +342,14 @@ class LeanDecoder:
         longest = int(self._lengths.max())
         keys, values = ([t[:, :, :longest] for t in kept] for kept in (self._keys, self._values))
         self._keys, self._values = [], []
-        return PromptKV(keys, values, self._lengths)
+        return PromptKV(keys, values, self._lengths, self._states)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`, in order, in the batch."""
         for kept in (self._keys, self._values):
             for number in range(len(kept)):
                 kept[number] = kept[number].index_select(0, rows)
+        self._states = [tuple(state.index_select(0, rows) for state in own) for own in self._states]
         self._lengths = self._lengths[rows.cpu()]
         self._even = bool((self._lengths == self._lengths[0]).all())
         self._position, self._index = self._position[rows], self._index[rows]
@@ -428,14 +428,15 @@ def agrees(model: LeanModel, steps: int = 2) -> bool:
     owner = [number for number in range(len(names)) for _ in range(2)]
     rows = [names[number] for number in owner]
     index = [base.adapter_index(name) for name in names]
-    lean = model.decoder(prefill(base, prompts, index)[1], owner, rows, steps)
-    whole = ExpandedDecoder(
-        base, prefill(base, prompts, index)[1], torch.tensor(owner), torch.tensor([index[number] for number in owner])
-    )
+    lean = model.decoder(model.prefill(prompts, index), owner, rows, steps)
+    whole = torch.stack([torch.cat((tokens[: 6 - number], tokens[:steps], tokens[:number])) for number in owner])
+    expected = base.forward(whole.to(base.device), None, torch.tensor([index[number] for number in owner]))
+    ends = torch.tensor([5 - number for number in owner], device=base.device)
     limit = 1e-3 if base.model.dtype in (torch.float32, torch.float64) else 0.15
     for number in range(steps):
         fed = tokens[number : number + 1].expand(len(owner)).to(base.device)
-        ours, theirs = lean.step(fed).float(), whole.step(fed).float()
+        ours = lean.step(fed).float()
+        theirs = expected[torch.arange(len(owner), device=base.device), ends + number + 1].float()
         if not bool(((ours - theirs).norm(dim=1) <= limit * theirs.norm(dim=1)).all()):
             return False
     return True
