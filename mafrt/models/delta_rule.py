@@ -2,7 +2,7 @@
 
 transformers' own torch forms are written to be read: a step of decoding passes over the state of every head nine times,
 and chunks are padded to 64 tokens, so that an answer of 33 costs as much as one of 64. Here a step reads the state in
-two batched products and writes it twice, and the chunks of a row are equally long:
+two batched products and writes it twice, and the chunks of a row are equally long, with three operations for each:
 
     S' = exp(g) S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q = S'^T q + (k.q) beta (v - S'^T k)
 
@@ -90,11 +90,54 @@ def one_step(theirs: Form) -> Form:
 
 
 def even_chunks(theirs: Form) -> Form:
-    """transformers' form in chunks, each as long as the others of its row."""
+    """transformers' form in chunks, of equal length; in the loop over them is only what needs the state before."""
 
-    def chunks(query: Tensor, *given: Any, chunk_size: int = CHUNK, **more: Any) -> tuple[Tensor, Tensor | None]:
-        tokens = query.shape[1]
-        return theirs(query, *given, chunk_size=-(-tokens // -(-tokens // min(chunk_size, CHUNK))), **more)
+    def chunks(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        chunk_size: int = CHUNK,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        (rows, tokens, heads, width), size = value.shape, key.shape[3]
+        count = -(-tokens // min(chunk_size, CHUNK))
+        length = -(-tokens // count)
+
+        def laid(x: Tensor) -> Tensor:
+            x = functional.pad(x.transpose(1, 2).float(), (0, 0, 0, count * length - tokens))
+            return x.reshape(rows * heads, count, length, -1)
+
+        q, k, v = laid(query), laid(key), laid(value)
+        weight, total = laid(beta.unsqueeze(3)), laid(g.unsqueeze(3)).squeeze(3).cumsum(2)
+        if use_qk_l2norm_in_kernel:
+            q, k = (x * torch.rsqrt(x.square().sum(3, keepdim=True) + 1e-6) for x in (q, k))
+        # Decay from token to token of a chunk, from its beginning, to its end, and over all of it.
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        pairs = (total.unsqueeze(3) - total.unsqueeze(2)).masked_fill(later, -torch.inf).exp()
+        begun, left = total.exp().unsqueeze(3), (total[:, :, -1:] - total).exp().unsqueeze(3)
+        over = begun[:, :, -1:].unbind(1)
+        q, weighted = q * size**-0.5, k * weight
+        both = torch.cat((weighted, q), 2) @ k.transpose(2, 3)
+        system, read = (both.view(*both.shape[:2], 2, length, length) * pairs.unsqueeze(2)).unbind(2)
+        known = torch.cat((v * weight, weighted * begun), 3)
+        solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        values, remembered = (part.unbind(1) for part in solved.split([width, size], 3))
+        written = (k * left).transpose(2, 3).unbind(1)
+        state = q.new_zeros(rows * heads, size, width) if initial_state is None else initial_state.float().flatten(0, 1)
+        states, changes = list[Tensor](), list[Tensor]()
+        for number in range(count):
+            states.append(state)
+            changes.append(torch.baddbmm(values[number], remembered[number], state, alpha=-1))
+            state = torch.baddbmm(state * over[number], written[number], changes[number])
+        out = (q * begun) @ torch.stack(states, 1) + read @ torch.stack(changes, 1)
+        out = out.view(rows, heads, count * length, width)[:, :, :tokens].transpose(1, 2)
+        kept = state.view(rows, heads, size, width) if output_final_state else None
+        return out.to(query.dtype, memory_format=torch.contiguous_format), kept
 
     return _marked(chunks, theirs)
 

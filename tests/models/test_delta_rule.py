@@ -62,6 +62,24 @@ def test_a_step_is_sixteen_launches() -> None:
         assert gpu.launched <= 16, gpu.launches
 
 
+def test_a_chunk_more_is_three_launches_forward_and_a_dozen_backward() -> None:
+    _, theirs = forms("qwen3_5")
+
+    def launches(tokens: int) -> tuple[int, int]:
+        given, state = inputs(2, tokens)
+        leaves = [each.to("cuda").requires_grad_() for each in given]
+        gpu.clear()
+        out, kept = apply(delta_rule.even_chunks(theirs), leaves, state.to("cuda"), True)
+        forward = gpu.launched
+        gpu.clear()
+        (out.sum() + kept.sum()).backward()
+        return forward, gpu.launched
+
+    with PretendCuda() as gpu:
+        (forward, backward), (more, back) = launches(2 * delta_rule.CHUNK), launches(8 * delta_rule.CHUNK)
+    assert more - forward <= 6 * 3 and back - backward <= 6 * 12, (forward, backward, more, back)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [1, 2, 33, 64, 65, 130])
 @pytest.mark.parametrize("state", [True, False])
