@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,6 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
-
-from mafrt.models.kv_cache import PREFILL_TOKENS, PromptKV, chunked
-
-if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
 
 KNOWN = ("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 """classes of a cache's layers"""
@@ -125,62 +120,3 @@ def _ending_together(parts: Sequence[Tensor]) -> Tensor:
     """`[rows, heads, tokens, width]` each, padded on the left to the longest."""
     span = max(part.shape[2] for part in parts)
     return torch.cat([functional.pad(part, (0, 0, span - part.shape[2], 0)) for part in parts])
-
-
-def ending_together(
-    base: SharedBase,
-    prompts: Sequence[Sequence[int]],
-    adapters: Sequence[int],
-    starts: Sequence[int],
-    places: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What `SharedBase.read` takes to read the prompts at `places` in one pass, padded on the left.
-
-    Returns:
-        ids `[rows, span]`; index `[rows, span]` on the CPU, where each prompt's adapter acts from its position in
-        `starts` on; lengths `[rows]` on the CPU; real `[rows, span]`, or None without padding.
-    """
-    lengths = torch.tensor([len(prompts[place]) for place in places])
-    span = int(lengths.max())
-    ids, index = torch.full((len(places), span), base.pad_id), torch.full((len(places), span), -1)
-    for row, place in enumerate(places):
-        first = span - len(prompts[place])
-        ids[row, first:] = torch.tensor(list(prompts[place]))
-        index[row, first + starts[place] :] = adapters[place]
-    real = None
-    if int(lengths.min()) < span:
-        real = (torch.arange(span) >= (span - lengths).unsqueeze(1)).long().to(base.device)
-    return ids.to(base.device), index, lengths, real
-
-
-def prefill(
-    base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int]
-) -> tuple[Tensor, PromptKV]:
-    """As `kv_cache.prefill`, of a model that has recurrences beside attention; `starts` as of `ending_together`."""
-    ends, caches, spans, order = list[Tensor](), list[Any](), list[int](), list[int]()
-    for places in chunked([len(prompt) for prompt in prompts], PREFILL_TOKENS.get(base.device.type, 16384)):
-        ids, index, _, real = ending_together(base, prompts, adapters, starts, places)
-        hidden, cache = base.read(ids, index, real=real)
-        ends.append(hidden[:, -1])
-        caches.append(cache)
-        spans.append(ids.shape[1])
-        order += places
-    cache = caches[0] if len(caches) == 1 else side_by_side(caches, spans)
-    check(cache)
-    lengths, place = (
-        torch.tensor([len(prompt) for prompt in prompts]),
-        torch.tensor(order, device=base.device).argsort(),
-    )
-    # From padding on the left to padding on the right, which repeats a prompt's last token.
-    source = (torch.arange(max(spans)) + (max(spans) - lengths).unsqueeze(1)).clamp_(max=max(spans) - 1)
-    rows, source = place.unsqueeze(1), source.to(base.device)
-    made = PromptKV([], [], lengths)
-    for layer in cache.layers:
-        if isinstance(layer, DynamicLayer):
-            both = (made.keys, layer.keys), (made.values, layer.values)
-            for into, kept in cast("tuple[tuple[list[Tensor], Tensor], ...]", both):
-                into.append(kept[rows, :, source].transpose(1, 2))
-        else:
-            states = layer.conv_states[0], layer.recurrent_states[0]
-            made.states.append(tuple(state.index_select(0, place) for state in states))
-    return torch.cat(ends)[place], made

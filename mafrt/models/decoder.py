@@ -44,7 +44,7 @@ class DecodeModel:
     stale = False
     """whether the frozen weights were written to since they were copied"""
     stateful = False
-    """whether prompts have states beside keys and values (`mafrt.models.cache_rows.prefill`)"""
+    """whether prompts have states beside keys and values (`mafrt.models.state_prompts`)"""
     compact_at = 1 / 4
     """Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
     values, about the price of one step; leaving them in costs their share of every step."""

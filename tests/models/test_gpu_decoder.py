@@ -13,7 +13,6 @@ from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.config.agent import ALL_LINEAR
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.local.own_cache import StatePrompts
 from mafrt.models.compute import reference
 from mafrt.models.decoder import DecodeModel, ExpandedDecoder
 from mafrt.models.gpu import lean_decoder
@@ -21,6 +20,7 @@ from mafrt.models.gpu.graphs import Recorder
 from mafrt.models.gpu.lean_decoder import LeanModel, agrees, decode_model
 from mafrt.models.kv_cache import prefill
 from mafrt.models.shared_base import SharedBase
+from mafrt.models.state_prompts import StatePrompts
 
 pytestmark = pytest.mark.takes(fast=19)
 

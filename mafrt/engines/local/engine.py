@@ -11,12 +11,13 @@ import torch
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
-from mafrt.engines.local.own_cache import ModelCachePrompts, StatePrompts, way_of
+from mafrt.engines.local.own_cache import ModelCachePrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.decoder import DecodeModel
+from mafrt.models.state_prompts import StatePrompts
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar, Grammars

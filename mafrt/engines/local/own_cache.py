@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.engines.local.transcript_cache import TranscriptCache
-from mafrt.models import cache_rows
 from mafrt.models.cache_rows import side_by_side
 from mafrt.models.decoder import ExpandedDecoder
 from mafrt.models.family_checks import KNOWN, close, tokens_seen
-from mafrt.models.kv_cache import PREFILL_TOKENS, PromptKV, chunked
+from mafrt.models.kv_cache import PREFILL_TOKENS, chunked
+from mafrt.models.state_prompts import ending_together
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -80,7 +80,7 @@ class ModelCachePrompts:
         budget = PREFILL_TOKENS.get(base.device.type, 16384)
         sizes = [len(prompt) for prompt in prompts]
         for places in chunked(sizes, budget) if self.aligned else _of_one_length(prompts, budget):
-            ids, index, lengths, real = cache_rows.ending_together(base, prompts, adapters, starts, places)
+            ids, index, lengths, real = ending_together(base, prompts, adapters, starts, places)
             if self.cached:
                 hidden, cache = base.read(ids, index, real=real)
             else:
@@ -105,19 +105,6 @@ class ModelCachePrompts:
         counted = [replace(part, rows=[before + row for row in part.rows]) for part in others.parts]
         both.parts = [*self.parts, *counted]
         return both
-
-
-class StatePrompts:
-    """Prompts of a model with recurrences, read for a lean decoder."""
-
-    def __init__(self, base: SharedBase) -> None:
-        self.base = base
-
-    def prefill(
-        self, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int]
-    ) -> tuple[Tensor, PromptKV]:
-        """As `ModelCachePrompts.prefill`; keys, values and states."""
-        return cache_rows.prefill(self.base, prompts, adapters, starts)
 
 
 class ModelCacheDecoder:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.own_cache import ModelCachePrompts, StatePrompts
+from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.decoder import DecodeModel, FoldingDecoder, RowDecoder
 from mafrt.models.kv_cache import PromptKV, joined
 from mafrt.models.outside_text import answer_text
+from mafrt.models.state_prompts import StatePrompts
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.models.cache_rows import prefill as prefill_states
 from mafrt.models.decoder import DecodeModel, FoldingDecoder, where_it_agrees
 from mafrt.models.gpu import decode_ops
 from mafrt.models.gpu.graphs import Recorder
 from mafrt.models.gpu.mixers import Attention, GatedAttention, GatedDelta, Mixer, Rows, factors
 from mafrt.models.kv_cache import PromptKV, prefill
+from mafrt.models.state_prompts import StatePrompts
 from mafrt.models.tensors import moved
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class LeanModel(DecodeModel):
     def prefill(self, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> PromptKV:
         """Prompts as `decoder` takes them."""
         if self.stateful:
-            return prefill_states(self.base, prompts, adapters, [0] * len(prompts))[1]
+            return StatePrompts(self.base).prefill(prompts, adapters, [0] * len(prompts))[1]
         return prefill(self.base, prompts, adapters)[1]
 
     def decoder(
