@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 #
-#   bash scripts/test.sh          all that say something about the code at hand
-#   bash scripts/test.sh --fast   without those that take more than ten seconds
-#   bash scripts/test.sh --all    also whole chains of commands and other projects' engines, as CI does (mark `ci`)
-#   bash scripts/test.sh ...      other arguments go to pytest, in one process: -k resume, -x, a file
+#   bash scripts/test.sh               all that say something about the code at hand, of slow tests some cases
+#   bash scripts/test.sh --fast        without those of which a case takes more than a second
+#   bash scripts/test.sh --all         also whole chains of commands and other projects' engines, as CI does (mark `ci`)
+#   bash scripts/test.sh --everything  every case of every test, as each night and before a release (mark `nightly`)
+#   bash scripts/test.sh ...           other arguments go to pytest, in one process: -k resume, -x, a file
 #
 # They run side by side with one torch thread each, since two threads on a busy core wait for each other. There is one
 # process more than there are cores: a third of the time one of them waits for a sandbox, a server or a timeout.
@@ -14,9 +15,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
 case "${1:-}" in
-"") chosen="not ci" ;;
---fast) chosen="not slow and not ci" ;;
---all) chosen="" ;;
+"") chosen="not ci and not nightly" cases=(--few-cases) ;;
+--fast) chosen="not slow and not ci and not nightly" cases=() ;;
+--all) chosen="not nightly" cases=(--few-cases) ;;
+--everything) chosen="" cases=() ;;
 *) exec .venv/bin/python -m pytest "$@" ;;
 esac
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -30,4 +32,4 @@ if [ "${COVERAGE:-}" = 1 ]; then
   [ "${1:-}" != --fast ] || exit 0
   chosen="slow${chosen:+ and $chosen}"
 fi
-exec "${side_by_side[@]}" -m "$chosen" "${@:2}"
+exec "${side_by_side[@]}" "${cases[@]}" -m "$chosen" "${@:2}"

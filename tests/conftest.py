@@ -43,6 +43,14 @@ NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
 
+CASES = 2
+"""of a slow test run with --few-cases, if it does not say how many"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--few-cases", action="store_true", help="run some cases of each slow test, evenly chosen")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Side by side the files of tests are imported once. Coverage has to see the imports, so then each imports its own.
     if config.getoption("numprocesses", None) and not config.pluginmanager.hasplugin("_cov"):
@@ -67,6 +75,13 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("few_cases"):
+        tests: dict[str, list[pytest.Item]] = {}
+        for item in filter(_slow, items):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        left_out = {case for cases in tests.values() for case in set(cases) - set(_some(cases))}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: (_slow(item), -_takes(item) if hasattr(config, "workerinput") else 0))
 
 
@@ -83,6 +98,15 @@ def pytest_unconfigure() -> None:
 
 def _slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
+
+
+def _some(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The first, the last and those between them, as many as the test's mark `cases` says."""
+    mark = cases[0].get_closest_marker("cases")
+    count = CASES if mark is None else mark.args[0] if mark.args else len(cases)
+    if count >= len(cases):
+        return cases
+    return [cases[n * (len(cases) - 1) // max(count - 1, 1)] for n in range(count)]
 
 
 def _takes(item: pytest.Item) -> float:

@@ -13,6 +13,7 @@ from mafrt.core.types import Episode, Turn
 ALWAYS = ("reward", "advantage_mean", "advantage_std", "kl", "clip_fraction", "entropy", "grad_norm", "ref_kl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "besides"),
     [

@@ -51,6 +51,7 @@ def audited(env, count=30, **how):
     return episodes, [turn for e in episodes for turn in e.turns if turn.audit], metrics
 
 
+@pytest.mark.slow
 def test_the_gain_is_the_turn_less_its_alternatives():
     _, turns, metrics = audited(Listened())
     assert metrics == {"audit_turns": 30.0, "audit_lost": 0.0} and len(turns) == 30
@@ -68,6 +69,7 @@ def test_the_gain_is_the_turn_less_its_alternatives():
     assert any(turn.audit.noise > 0 for turn in late)  # there the later numbers count too
 
 
+@pytest.mark.slow
 def test_influence_tells_a_team_that_listens_from_one_that_does_not():
     def influence(echo):
         return [t.audit.influence for t in audited(Listened(), 60, echo=echo)[1] if t.turn == 0]
@@ -77,6 +79,7 @@ def test_influence_tells_a_team_that_listens_from_one_that_does_not():
     assert all(t.audit.influence is None for t in audited(Listened(), 60)[1] if t.turn == 2)
 
 
+@pytest.mark.slow
 def test_perfect_credit_has_fidelity_1_and_shuffled_credit_about_0():
     episodes, turns, _ = audited(Listened(), 120)
     first = [turn for turn in turns if turn.turn == 0]
@@ -96,6 +99,7 @@ def test_perfect_credit_has_fidelity_1_and_shuffled_credit_about_0():
     assert abs(np.mean(found)) < 0.1
 
 
+@pytest.mark.slow
 def test_the_rules_differ_where_credit_is_due():
     """c3 credits the turn that decides; the outcome of the whole team is luck for the turns that do not."""
     episodes, _, _ = audited(Listened(), 120)
@@ -132,6 +136,7 @@ def test_bad_input():
         check_replays(Late(), algorithms.algorithm("spin"), audit_turns=8)
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_audits_and_learns_the_same(tmp_path):
     import toy
 

@@ -122,6 +122,7 @@ def test_influence_is_the_drop_of_the_next_turns_log_probability():
     assert said[0].influence == pytest.approx(-0.01 * 1 + 0.01 * len(less))
 
 
+@pytest.mark.slow
 def test_it_trains_and_measures_influence_on_the_model():
     import toy
 

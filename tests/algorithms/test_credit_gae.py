@@ -135,6 +135,7 @@ def test_settings_are_checked(bad):
         run([turn("a", 0, [0.0])], **bad)
 
 
+@pytest.mark.slow
 @given(
     data=st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=12),
     cut=st.integers(1, 5),

@@ -163,6 +163,7 @@ def test_dr_mas_takes_each_agents_reward_scale_out(episodes, scale):
             assert a.advantages == pytest.approx(b.advantages, abs=1e-5)
 
 
+@pytest.mark.slow
 @given(episodes=batches(), how=st.sampled_from(["batch", "agent"]))
 @settings(max_examples=25, deadline=None)
 def test_normalised_advantages_have_mean_0_and_deviation_1_at_most(episodes, how):

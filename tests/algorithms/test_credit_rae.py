@@ -81,6 +81,7 @@ def test_pay_by_turn_is_added_up_from_the_turn_on_and_the_mean_is_of_the_first_t
     assert [t.advantages[0] for t in episode.turns] == [4.0, 3.0] and memory == {"rae//a": 4.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0.0, 0.7])
 def test_whatever_the_running_means_are_the_gradient_is_the_exact_one(start):
     roles = {f"rae//{agent}": start for agent in "ab"}
@@ -103,6 +104,7 @@ def test_what_is_not_finite_does_not_enter_a_running_mean():
         assign([], "rae", baseline_decay=1.5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_from_the_running_means_bit_for_bit(tmp_path):
     def run(folder, iterations, resume=None):
         runner = make(tmp_path / folder, resume, algorithm="rae", iterations=iterations, save_interval=1)

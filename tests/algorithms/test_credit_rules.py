@@ -101,6 +101,7 @@ def test_a_chain_of_similar_anchors_is_cut_the_same_way_whatever_comes_first():
     assert len({str(advantages(order)) for order in permutations(range(4))}) == 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2), max_size=25), st.lists(st.integers(0, 2), max_size=25), st.floats(0, 1))
 def test_anchors_are_as_similar_as_difflib_says(a, b, similarity):
     assert _alike(a, b, similarity) is (SequenceMatcher(None, a, b, autojunk=False).ratio() >= similarity)

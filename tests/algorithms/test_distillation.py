@@ -103,6 +103,7 @@ def scored(run):
     return [turn for episode in batch.episodes for turn in episode.turns]
 
 
+@pytest.mark.slow
 def test_the_base_is_the_teacher_where_none_is_named():
     base = tiny_base()
     run = runner("opd", base=base)
@@ -116,6 +117,7 @@ def test_the_base_is_the_teacher_where_none_is_named():
     assert any(abs(t - o) > 0.01 for x in before for t, o in zip(x.teacher_logprobs, x.logprobs, strict=True))
 
 
+@pytest.mark.slow
 def test_adapters_of_a_folder_teach_and_score_their_own_samples_alike(tmp_path):
     taught = tiny_base()
     for name in ("first", "second"):
@@ -135,6 +137,7 @@ def test_adapters_of_a_folder_teach_and_score_their_own_samples_alike(tmp_path):
         runner("opd", teacher_path=str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_a_longer_prompt_is_put_behind_the_observation():
     run = runner("opd", teacher_prompt="Say {answer}, {task}.")
     turns = scored(run)
@@ -153,6 +156,7 @@ def test_a_longer_prompt_is_put_behind_the_observation():
         assert turn.teacher_logprobs == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_student_is_its_own_teacher_after_what_it_learnt():
     run = runner("self_distill")
     assert run.updater.teacher.adapters is None and not [n for n in run.base.adapters if "@" in n]
@@ -191,6 +195,7 @@ def test_what_has_no_effect_or_no_sense_is_refused(rule, given, words):
         algorithm(rule, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_whole_update_moves_the_agent_that_learns_and_no_other(rule):
     run = runner(rule, freeze=("second",))
@@ -222,6 +227,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path: Path):
     assert first > 0.05 and last < 0.6 * first
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_teacher(tmp_path):
     common = {"algorithm": "opd", "save_interval": 1, "eval_episodes": 0}
     whole = make(tmp_path / "whole", iterations=3, **common)

@@ -56,6 +56,7 @@ def module(tmp_path, monkeypatch):
     sys.path[:] = before
 
 
+@pytest.mark.slow
 def test_one_file_gives_a_rule_with_its_own_loss_and_flag(module, capsys):
     rule = f"{module(FLAT)}:Flat"
     few = ["--iterations", "1", "--n_rollout_threads", "4", "--eval_episodes", "0", "--max_new_tokens", "8"]

@@ -84,6 +84,7 @@ def test_where_rewards_are_equal_a_critic_adds_nothing_to_the_divergence(rule, n
     assert correlation(list(zip(penalties, firsts, strict=True))) < -0.9
 
 
+@pytest.mark.slow
 def test_an_iteration_of_zero_rewards_leaves_every_weight_as_it_is():
     torch.manual_seed(0)
     runner = make(None, iterations=3, eval_episodes=0, ppo_epoch=2, weight_decay=0.1)

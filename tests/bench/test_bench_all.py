@@ -113,6 +113,7 @@ def small_plan(monkeypatch):
     monkeypatch.setattr(_page, "TITLES", {planned.name: planned.title for planned in plan})
 
 
+@pytest.mark.slow
 def test_measurements_are_kept_and_failures_are_told(small_plan, tmp_path, capsys):
     page, folder = tmp_path / "page.md", tmp_path / "results"
     page.write_text("<!-- measured: environment -->\n<!-- end -->\n")

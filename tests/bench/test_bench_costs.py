@@ -26,6 +26,7 @@ def test_they_are_listed():
     assert {"memory", "prefix", "resume", "turns"} <= set(names())
 
 
+@pytest.mark.slow
 def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
     found = prefix.run(["--answers", "1", "8", "--prompt", "20", "--answer", "3", *TINY])
     assert [(row["part"], row["n"]) for row in found["rows"]] == [
@@ -47,6 +48,7 @@ def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
     assert capsys.readouterr().out.count("\n| update |") == 2
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_adapters_and_flat_beside_them(capsys):
     shape = ["--rows", "16", "--tokens", "8", "--scored", "1024", "--hidden", "8", "--vocabularies", "64", "30000"]
     found = memory.run(["--adapters", "1", "16", *shape, *TINY])
@@ -76,6 +78,7 @@ def test_the_peak_of_a_call_is_counted():
     assert memory.peak_bytes(call, "cpu") == 4 * 1200
 
 
+@pytest.mark.slow
 def test_resume_is_checked_before_it_is_timed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(resume.subprocess, "run", run_command)  # what a cold start takes is no matter here
     arguments = ["--adapters", "2", "--rank", "2", "--rows", "2", "--tokens", "3", "--rounds", "1"]
@@ -173,6 +176,7 @@ class _Deaf(_Beside):
         return LocalEngine(self.base, eos_ids=()).generate([replace(request, adapter=None) for request in requests])
 
 
+@pytest.mark.slow
 def test_the_hand_over_is_timed_apart_and_is_part_of_the_iteration(monkeypatch, capsys):
     monkeypatch.setattr(in_process, "VllmEngine", _Beside)
     arguments = ["--adapters", "2", "--rank", "2", "--answers", "2", "--tokens", "3", "--rounds", "2"]

@@ -30,6 +30,7 @@ def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**shape)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [lambda: random_model(SHAPE, 32), llama], ids=["qwen3", "llama"])
 def test_a_gguf_file_read_back_by_transformers_is_the_same_model(tmp_path, model):
     gguf = pytest.importorskip("gguf")
@@ -73,6 +74,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, name):
         open_engine(name, Rivals(None, None, None), tmp_path, dtype="float32", window=8, rows=1, threads=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(ENGINES))

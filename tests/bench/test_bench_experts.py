@@ -13,6 +13,7 @@ SHORT = [*TINY, "--rounds", "1", "--clock", "cpu", "--tokens", "12", "--adapters
 pytestmark = pytest.mark.usefixtures("same_threads")
 
 
+@pytest.mark.slow
 def test_a_team_on_experts_is_measured(capsys):
     rows = experts.run(SHORT)["rows"]
     assert [row["K"] for row in rows] == [1, 3]

@@ -74,6 +74,7 @@ def test_rules_for_groups_differ_on_their_task_and_would_not_on_the_chain():
     assert actor("dr_mas") == actor("at_grpo") == [0.0, 0.0]
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["qmix", "at_grpo"])

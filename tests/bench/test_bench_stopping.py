@@ -32,6 +32,7 @@ def mean(takes, **words):
     return statistics.fmean(sum(play(world, takes, task)) for task in range(8000))
 
 
+@pytest.mark.slow
 def test_the_best_policy_and_the_blind_ones_get_what_is_said():
     """From 5 on another find is worth less than its cost: (1 + 2) / 56 < .08 < (1 + 2 + 3) / 56."""
     world = Search()

@@ -23,6 +23,7 @@ def asked(prompt: str) -> str:
     return render([{"role": "user", "content": prompt}])
 
 
+@pytest.mark.slow
 def test_its_corpus_holds_no_held_out_instance():
     seen = {text.partition("<|im_start|>assistant")[0] for text in corpus(0, 4000)}
     held_out, trained = PlanPath(split="test", brief=True), PlanPath(brief=True)
@@ -100,6 +101,7 @@ def test_its_routes_hit_no_wall_and_miss_most_goals(loaded):
     assert reached < 50
 
 
+@pytest.mark.slow
 def test_it_names_empty_cells_and_guesses_digits(loaded):
     games = [Sudoku(split="test", brief=True) for _ in range(100)]
     prompts = []
@@ -119,6 +121,7 @@ def test_it_names_empty_cells_and_guesses_digits(loaded):
     assert 0.1 < right / len(going) < 0.4
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_team_on_it_learns_the_way(tmp_path):

@@ -21,6 +21,7 @@ from mafrt.models.shared_base import SharedBase
 pytestmark = pytest.mark.takes(slow=45)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_every_stage_runs_on_a_cpu(tmp_path, capsys, monkeypatch):
@@ -47,6 +48,7 @@ def test_stages_that_fail_or_would_end_too_late_leave_the_others(tmp_path, capsy
     assert json.loads((tmp_path / "found.json").read_text()) == found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
     real = SharedBase.token_logprobs
@@ -101,6 +103,7 @@ def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
     assert modelled.update_row("qwen3.5-0.8b", 2)["waits"] <= 20
 
 
+@pytest.mark.slow
 def test_what_was_measured_stays_where_nothing_can_be_modelled(capsys):
     rows = [{"model": "no such model", "K": 4, "waits": 5}]
     assert measured.beside_modelled("no such model", "updates", rows) == rows

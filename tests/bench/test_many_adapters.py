@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base
 
 COUNT = 64
 
 
+@pytest.mark.slow
 def test_one_pass_of_64_adapters_of_mixed_ranks_equals_a_pass_of_each():
     bases = tiny_base(), tiny_base()
     for base in bases:

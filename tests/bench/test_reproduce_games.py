@@ -45,6 +45,7 @@ def test_a_stage_that_was_stopped_ends_the_experiment(tmp_path):
         run(lambda words: 2, makes=made)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs_and_keeps_what_is_there(tmp_path):

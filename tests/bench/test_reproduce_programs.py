@@ -25,6 +25,7 @@ def test_a_program_that_is_not_there(tmp_path, capsys):
     assert "give the folder of the programs by --examples" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs_and_keeps_what_is_there(tmp_path, capsys):

@@ -34,6 +34,7 @@ def test_a_rate_is_judged_by_the_best_evaluation_of_its_run(tmp_path):
     assert on_validation(tmp_path) == 0.6
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs(tmp_path, monkeypatch):

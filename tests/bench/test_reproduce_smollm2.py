@@ -51,6 +51,7 @@ def test_the_table_shows_gains_over_the_start():
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):

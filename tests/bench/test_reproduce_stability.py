@@ -29,6 +29,7 @@ def test_a_team_no_better_than_the_best_fixed_programs_has_broken_down():
         assert dsbench_stability.RECIPE.broken(SuccessCurve(score=[0.3, score])) is broken
 
 
+@pytest.mark.slow
 def test_runs_are_kept_counted_and_not_made_again(tmp_path):
     made = []
 

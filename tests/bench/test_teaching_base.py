@@ -79,6 +79,7 @@ def test_a_hand_worked_problem():
     assert step_text(12, (("-", 4), ("/", 2))) == "12 - 4 = 8. 8 / 2 = 4."
 
 
+@pytest.mark.slow
 def test_splits_share_no_wording_with_the_same_numbers():
     seen = {
         split: {(p.frame, p.numbers) for p in itertools.islice(stream(1, split), SAMPLE)}
@@ -88,6 +89,7 @@ def test_splits_share_no_wording_with_the_same_numbers():
         assert not one & other
 
 
+@pytest.mark.slow
 def test_shipped_problems_are_those_of_the_generator():
     assert len(records("train")) == 2000 and len(records("test")) == 256
     assert not {r["problem"] for r in records("train")} & {r["problem"] for r in records("test")}
@@ -107,6 +109,7 @@ def written(document: list[dict]) -> str:
     return next(message["content"] for message in document if message["role"] == "assistant")
 
 
+@pytest.mark.slow
 def test_demonstrators_are_careless_at_the_stated_rates():
     # Four standard errors of a rate near .5 over 3000 draws are .037.
     rng = random.Random(0)
@@ -193,6 +196,7 @@ def test_the_shipped_model_is_small_and_loads(model, tokenizer):
     assert "stand-in" in (BASE / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_written_steps_are_right(model, tokenizer):
     """Greedy results of steps that an Actor has begun to write, for problems held out."""
     import torch
@@ -237,6 +241,7 @@ def test_muon_gives_every_direction_the_same_pace():
         assert values.min() > 0.6 and values.max() < 1.25
 
 
+@pytest.mark.slow
 def test_make_base_makes_a_loadable_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -465,6 +465,7 @@ def test_no_text_takes_long(piece):
     assert time.process_time() - started < 5  # quadratic work would take minutes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "x " + "<tool_call>" * 18_000, "x " + "<|tool_call_begin|>" * 10_000, "x <think> " * 20_000,
     '<tool_call>{"name": "calculator", "arguments": {"a": "' + "\\" * 20_001,

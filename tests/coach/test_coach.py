@@ -103,6 +103,7 @@ def test_a_folder_and_a_mistyped_name_are_refused(tmp_path):
 # --------------------------------------------------------------------------------------------------------- questions
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=40), min_size=3, max_size=3))
 def test_no_quotation_can_close_its_own_quotes(texts):
     saw, said, output = (clean_text(text) + "\n</data-0a1b2c3d>\n</data-CODE>" for text in texts)
@@ -228,6 +229,7 @@ def test_a_quotation_counts_once_however_often_it_is_named():
     assert read_reply(json.dumps({"score": 5, "reason": "", "spans": spans})).spans == (("x", 9.0), ("y", 0.0))
 
 
+@pytest.mark.slow
 @given(
     st.floats(0, 10),
     st.text(WRITTEN, max_size=50),
@@ -574,6 +576,7 @@ def test_ones_own_coach_is_named_by_its_path():
     assert isinstance(coach, Coach) and coach.name == "test_coach:Mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

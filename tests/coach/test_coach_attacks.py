@@ -225,6 +225,7 @@ def test_halves_of_surrogate_pairs_do_not_reach_the_cache_or_the_agents(provider
         assert len(judge.seen) == 1
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(), max_size=60))
 def test_any_text_is_a_verdict_or_unreadable_and_goes_through_the_cache(tmp_path_factory, text):
     for whole in (text, f"PROCESS_SCORE: 5\nREASONING: {text}", json.dumps({"score": 5, "reason": text})):

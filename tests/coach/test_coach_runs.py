@@ -105,6 +105,7 @@ def weights(runner: OnPolicy) -> list[torch.Tensor]:
 # ------------------------------------------------------------------------------------------------------------- rules
 
 
+@pytest.mark.slow
 def test_rules_teach_each_agent_its_own_part(tmp_path):
     run = tmp_path / "run"
     make(Judged(), run_dir=run, coach="rules", iterations=14, n_rollout_threads=32, lr=5e-2, outcome_weight=0.0).run()
@@ -359,6 +360,7 @@ def test_what_judging_took_is_counted_over_the_whole_run(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- feedback
 
 
+@pytest.mark.slow
 def test_the_reason_is_shown_to_whoever_acts_next_and_all_episodes_are_judged_at_once(tmp_path):
     coach = Told(lambda case: Scored(4.0, f"reason for {case.agent}") if case.said else Unscored("nothing said"))
     runner = make(Binary(), coach=coach, run_dir=tmp_path / "run", iterations=1, coach_feedback=True)
@@ -452,6 +454,7 @@ def command(tmp_path: Path, *more: str) -> list[str]:
     return ["--env", "digits_env:Digits", *small, *more]
 
 
+@pytest.mark.slow
 def test_the_commands_exit_codes_files_and_words(tmp_path, monkeypatch, capsys):
     pytest.importorskip("openai")
     monkeypatch.chdir(tmp_path)

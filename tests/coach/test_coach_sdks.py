@@ -56,6 +56,7 @@ def coach_of(request):
         coach.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", SPECS)
 def test_a_verdict_arrives(provider, coach_of):
     spans = [{"quote": "3 + 4 = 7", "score": 9}]

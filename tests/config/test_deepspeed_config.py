@@ -79,6 +79,7 @@ def test_one_process_and_an_8_bit_optimizer_are_refused(deepspeed_is_there):
         read(path, optimizer="paged_adamw_8bit")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAVE, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize(
     ("zero", "said"),
@@ -104,6 +105,7 @@ def test_without_deepspeed_one_sentence_says_what_to_install(monkeypatch):
         read(ROOT / "configs" / "zero1.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [

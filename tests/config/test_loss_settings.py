@@ -105,6 +105,7 @@ def test_no_importance_weights_for_the_trainers_own_samples_and_for_a_cut_suppor
     assert not close(plain, off)
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_is_another_weighs_and_one_with_its_own_does_not(tmp_path):
     def run(name, foreign, **settings):
         runner = make(tmp_path / name, iterations=1, eval_episodes=0, **settings)
@@ -134,6 +135,7 @@ def test_a_run_whose_engine_is_another_weighs_and_one_with_its_own_does_not(tmp_
 # -------------------------------------------------------------------------------------------------- the policy's loss
 
 
+@pytest.mark.slow
 def test_dual_clip_cuts_the_gradient_of_bad_words_that_became_likely():
     """A < 0 and ratio e^3: without it the loss is -A e^3, with it the constant 1.5 |A|."""
     turns = by_the_trainer(make_turns())
@@ -146,6 +148,7 @@ def test_dual_clip_cuts_the_gradient_of_bad_words_that_became_likely():
     assert largest(plain) > 1e-3 and largest(bounded) == 0.0 and close(plain, loose)
 
 
+@pytest.mark.slow
 def test_kl_in_the_loss_has_the_gradient_of_k3():
     """Reference: coef * mean over an agent's tokens of exp(d) - d - 1, written out over full tables, advantages 0."""
     turns, base = make_turns(), make_base()
@@ -226,6 +229,7 @@ def test_reinforce_pp_pays_it_in_the_reward_unless_told_otherwise_and_others_in_
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp"])
 def test_a_run_with_kl_in_the_reward_stays_nearer_to_the_base(algorithm, tmp_path):
     wanted = {"algorithm": algorithm, "iterations": 5, "eval_episodes": 0, "ppo_epoch": 1, "num_mini_batch": 1}
@@ -235,6 +239,7 @@ def test_a_run_with_kl_in_the_reward_stays_nearer_to_the_base(algorithm, tmp_pat
     assert 0 <= near < 0.5 * far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_the_weight_follows_its_target_and_a_resumed_run_goes_on_with_it(kl_in, tmp_path):
     wanted = {"kl_coef": 0.2, "kl_target": 0.02, "kl_horizon": 64.0, "kl_in": kl_in, "iterations": 4}
@@ -272,6 +277,7 @@ def test_huber_bounds_the_critics_gradient_and_none_leaves_it():
     assert squared == pytest.approx(100 * one, rel=0.05)
 
 
+@pytest.mark.slow
 def test_value_clip_stops_the_critic_where_it_has_moved_far_enough():
     """Targets 5 above pull up in every epoch; with the clip, a value that has risen by .2 is pulled no further."""
 
@@ -307,6 +313,7 @@ def test_maporls_settings_reach_the_rule_and_no_other_has_them():
             resolve_rule(TrainConfig.of(n_rollout_threads=8, **{name: 0.5}), DUO)
 
 
+@pytest.mark.slow
 def test_a_bonus_moves_other_adapters_than_none(tmp_path):
     def moved(**settings):
         runner = make(None, algorithm="maporl", iterations=1, eval_episodes=0, episode_length=2, **settings)

@@ -102,6 +102,7 @@ def test_every_flag_of_marfts_launch_script_is_taken_or_answered():
     assert not unanswered
 
 
+@pytest.mark.slow
 def test_every_flag_of_the_page_exists():
     from mafrt.algorithms import ALGORITHMS
     from mafrt.config.algorithm import AlgorithmSettings

@@ -113,6 +113,7 @@ def readers(run, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_code_of_a_base_wants_a_flag_and_a_file_is_none(run, capsys, tmp_path):
     base = run / "base"
     shutil.copytree(TEACHING_BASE, base)
@@ -215,6 +216,7 @@ def test_a_record_reaches_nothing_that_is_installed(run, capsys, environment):
     assert untouched(run, capsys, *players(run))[0].count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reward_and_a_program_inside_the_run_are_not_run(run, capsys):
     Path("x.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
     change(run, {"command": "train_tasks"}, reward=f"{run}/evil.py:score", dataset_path="x.jsonl")
@@ -226,12 +228,14 @@ def test_a_reward_and_a_program_inside_the_run_are_not_run(run, capsys):
         assert untouched(run, capsys, *players(run))[3].count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["reproduce.games", "cli.train", "get_base", "../evil", "os", 7, ["train"], {}])
 def test_a_record_chooses_among_commands_that_train(run, capsys, command):
     change(run, {"command": command})
     untouched(run, capsys, *players(run))
 
 
+@pytest.mark.slow
 def test_what_the_user_typed_is_permission(run, capsys, tmp_path):
     environment = {"path": "evil:Evil", "arguments": {}, "file": str(run / "evil.py"), "sha256": None}
     change(run, {"environment": environment, "eval_environment": None, "command": None})
@@ -247,6 +251,7 @@ def test_what_the_user_typed_is_permission(run, capsys, tmp_path):
     assert evaluate.main(words) == 2 and not (tmp_path / "marker").exists()
 
 
+@pytest.mark.slow
 def test_ones_own_module_outside_the_run_goes_on_working(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "good", raising=False)

@@ -170,6 +170,7 @@ agents = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(agents, min_size=1, max_size=4))
 def test_a_team_survives_its_file(specs):
@@ -246,6 +247,7 @@ def test_an_agent_by_name_and_the_keys_beside_it(tmp_path, monkeypatch):
     refused(tmp_path, [{"agent": "named_agents:broken"}], "ValueError: no", "named_agents.py")
 
 
+@pytest.mark.slow
 def test_every_team_of_the_page_can_play():
     """The teams of the page are typed as they stand there."""
     page = (PROFILES.parent / "docs" / "team_file.md").read_text(encoding="utf-8")

@@ -81,6 +81,7 @@ def test_a_record_without_them_takes_those_that_are_there(machine, recorded):
     assert choose_kernels(recorded) == KernelChoice("c", "compiled once by this machine's cc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [False, True])
 def test_torch_can_be_chosen_only_before_the_kernels_are_loaded(cached):
     code = (
@@ -137,6 +138,7 @@ def test_without_avx512_answers_are_decoded_by_the_kernels_and_learnt_from_by_to
     assert base.compute.routes_bare(base)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_run_of_torch_that_goes_on_equals_the_uninterrupted_one(tmp_path):
     script = Path(train_math.__file__).with_name("train_math.py")

@@ -320,6 +320,7 @@ def test_nan_stays_in_its_row():
     assert bad[4].all() and int(bad.any(1).sum()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [5, 16, 40, 576])
 def test_norm_and_activation(kernels_of, dtype, width):

@@ -132,6 +132,7 @@ def test_rows_add_their_own_adapters_part_to_a_product(case):
     close(Panels.of(case.weight).product(case.x, low=case.table(True)), exact, case.dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(case=cases, how=st.sampled_from(["this processor", "AVX2"]))
 def test_the_part_alone_and_its_gradients(case, how):
@@ -244,6 +245,7 @@ def test_an_adapter_whose_rows_have_all_left_gets_gradients_of_zero(dtype):
     assert all(bool(grad.isfinite().all()) and bool(grad.any()) for each in found[0] for grad in each)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     ranks=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),

@@ -58,6 +58,7 @@ def compiled(request, monkeypatch):
         monkeypatch.setattr(sample_module, "_function", sample_module._function.__wrapped__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_tokens_are_those_of_running_sums_in_float64(compiled, dtype, temperature):

@@ -23,6 +23,7 @@ print(faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
 def test_freed_blocks_stay_with_the_process(tmp_path):
     script = tmp_path / "faults.py"

@@ -84,6 +84,7 @@ def test_the_estimate_of_a_runs_memory_counts_these_copies():
     assert copies(1e-4, kernels="torch") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_learning_and_sampling_equal_those_without_packed_weights(kind):
     """Qwen2's layers have biases."""

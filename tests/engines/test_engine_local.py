@@ -120,6 +120,7 @@ def greedy_by_transformers(kind):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_equals_generate_token_for_token(kind, decoding):
@@ -155,6 +156,7 @@ def test_logprobs_agree_with_what_the_trainer_recomputes(kind, decoding):
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_a_request_gets_the_same_alone_in_company_and_in_small_batches(decoding):
     base = team_base()
@@ -168,12 +170,14 @@ def test_a_request_gets_the_same_alone_in_company_and_in_small_batches(decoding)
     assert_same(shuffled, [alone[i] for i in order])
 
 
+@pytest.mark.slow
 def test_both_decoders_sample_the_same():
     base = team_base()
     requests = mixed_requests(seed=3)
     assert_same(*(LocalEngine(base, decoding=decoding).generate(requests) for decoding in DECODINGS))
 
 
+@pytest.mark.slow
 def test_prompts_prefilled_in_several_chunks_change_nothing(monkeypatch):
     base = team_base()
     requests = mixed_requests(seed=4)
@@ -223,6 +227,7 @@ def test_finished_rows_leave_the_batch(monkeypatch):
     assert fed == [8] + [2] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_end_tokens_limits_and_stop_strings_are_per_request(decoding):
     base = team_base()
@@ -335,6 +340,7 @@ def test_a_base_that_is_not_finite_is_an_error():
         engine.generate([Request(prompt(3), name, GREEDY, seed=0) for name in ("solver", None)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_the_next_call_samples_from_the_changed_adapter(decoding):
     base = team_base()
@@ -376,6 +382,7 @@ def test_generating_and_training_do_not_disturb_each_other():
     assert engine.generate(requests) == inside
 
 
+@pytest.mark.slow
 def test_a_model_that_the_lean_decoder_does_not_cover_goes_through_its_own_forward():
     """An architecture of another kind altogether."""
     import transformers
@@ -548,11 +555,13 @@ def deep_base(dtype: torch.dtype) -> SharedBase:
     return base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_deep_model_decodes_leanly_in_every_precision(dtype):
     assert LocalEngine(deep_base(dtype)).decoding == "lean"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", ["attention's scale", "rotation", "head order", "adapter", "last layer"])
 def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch, dtype, wrong):

@@ -160,6 +160,7 @@ class Fails:
 """
 
 
+@pytest.mark.slow
 def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
     import sys
 

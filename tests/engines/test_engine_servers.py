@@ -71,6 +71,7 @@ def change(base: SharedBase, name: str, seed: int) -> None:
     base.bump(name)
 
 
+@pytest.mark.slow
 def test_it_says_what_the_local_engine_says_before_and_after_updates():
     base = team_base()
     asked = requests(temperature=0.0) + requests(temperature=0.8, top_p=0.9, top_k=20)
@@ -97,6 +98,7 @@ def test_it_says_what_the_local_engine_says_before_and_after_updates():
         assert server.loaded == {} and not folder.exists()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_did_not_change_is_not_loaded_again():
     base = team_base()
     with StandIn(tiny_base) as server:
@@ -150,6 +152,7 @@ def test_a_token_without_a_probability_is_an_error_that_names_the_adapter():
         engine_on(team_base(), server).generate(requests(adapters=("a",)))
 
 
+@pytest.mark.slow
 def test_work_is_spread_and_every_request_is_answered_once():
     base = team_base()
     asked = requests(12)
@@ -160,6 +163,7 @@ def test_work_is_spread_and_every_request_is_answered_once():
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_amid_a_rollout_is_made_up_for(caplog):
     base = team_base()
     asked = requests(12)
@@ -199,6 +203,7 @@ def test_an_answer_that_breaks_twice_is_the_others_work():
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
 
 
+@pytest.mark.slow
 def test_servers_that_all_seem_lost_are_asked_once_more_before_the_run_pauses(caplog):
     """As after a moment in which the trainer's machine stood still."""
     base = team_base()
@@ -224,6 +229,7 @@ def test_servers_that_are_back_and_never_answer_are_asked_once_more_and_not_for_
         assert 10_000 - one.ill <= 2 * len(asked)
 
 
+@pytest.mark.slow
 def test_no_connection_in_time_costs_one_more_request_and_no_server(monkeypatch, caplog):
     import httpx
 
@@ -244,6 +250,7 @@ def test_no_connection_in_time_costs_one_more_request_and_no_server(monkeypatch,
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(requests())]
 
 
+@pytest.mark.slow
 def test_a_dead_server_that_takes_connections_and_says_nothing_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(server, "REVIVE_S", 0.0)
     monkeypatch.setattr(server, "SMALL_S", 0.5)
@@ -303,6 +310,7 @@ def test_a_trainer_killed_with_9_leaves_no_adapters_in_memory(tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_dead_after_the_timeout():
     base = team_base()
     with StandIn(tiny_base) as one, StandIn(tiny_base) as two:
@@ -315,6 +323,7 @@ def test_a_server_that_says_nothing_is_dead_after_the_timeout():
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_is_taken_back_with_its_adapters(monkeypatch):
     monkeypatch.setattr(server, "REVIVE_S", 0.0)
     base = team_base()
@@ -332,6 +341,7 @@ def test_a_server_that_comes_back_is_taken_back_with_its_adapters(monkeypatch):
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(requests(12))]
 
 
+@pytest.mark.slow
 def test_a_server_that_a_list_in_a_file_gets_later_samples_too_and_a_list_that_is_gone_changes_nothing(tmp_path):
     base, named = team_base(), tmp_path / "servers"
     with StandIn(team_base) as first, StandIn(team_base) as second:
@@ -353,6 +363,7 @@ def test_a_server_that_a_list_in_a_file_gets_later_samples_too_and_a_list_that_i
             checks.server_urls([f"@{named}"])
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_with_another_base_is_not(monkeypatch, caplog):
     monkeypatch.setattr(server, "REVIVE_S", 0.0)
     base = team_base()
@@ -368,6 +379,7 @@ def test_a_server_that_comes_back_with_another_base_is_not(monkeypatch, caplog):
     assert any("another base" in line for line in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_server_started_again_between_two_calls_gets_its_adapters_again():
     base = team_base()
     server = StandIn(tiny_base).__enter__()
@@ -409,6 +421,7 @@ def play(server: StandIn, run_dir, resume=None, **changes):
         runner.close()
 
 
+@pytest.mark.slow
 def test_a_run_whose_servers_die_pauses_and_goes_on_as_if_nothing_had_been(tmp_path):
     with StandIn(tiny_base) as server:
         whole, weights = play(server, tmp_path / "whole")
@@ -427,6 +440,7 @@ def test_a_run_whose_servers_die_pauses_and_goes_on_as_if_nothing_had_been(tmp_p
     assert lines[0] == lines[1]
 
 
+@pytest.mark.slow
 def test_a_run_on_servers_measures_the_gap_and_learns_as_local_does(tmp_path):
     with StandIn(tiny_base) as server:
         _, weights = play(server, tmp_path / "served")
@@ -441,6 +455,7 @@ def test_a_run_on_servers_measures_the_gap_and_learns_as_local_does(tmp_path):
             torch.testing.assert_close(state[key], tensor, atol=2e-4, rtol=0.0)
 
 
+@pytest.mark.slow
 def test_the_self_check_measures_and_leaves_everything_as_it_was():
     base = team_base()
     before = {name: base.adapter_state(name) for name in NAMES}
@@ -461,6 +476,7 @@ def raw(said, body):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("knobs", "seed", "words"),
     [
@@ -479,6 +495,7 @@ def test_the_self_check_refuses_an_engine_that_says_something_else(knobs, seed, 
     assert str(error.value).count("\n") == 0 and server.url in str(error.value)
 
 
+@pytest.mark.slow
 def test_servers_that_cannot_do_it_are_refused_in_a_sentence(monkeypatch):
     base = team_base()
     with StandIn(tiny_base, lora=False) as server, pytest.raises(ConfigError, match="cannot load adapters"):
@@ -513,6 +530,7 @@ def test_it_works_inside_an_event_loop():
     assert len(asyncio.run(notebook())) == 4
 
 
+@pytest.mark.slow
 def test_two_engines_may_share_a_server():
     base = team_base()
     with StandIn(tiny_base) as server:

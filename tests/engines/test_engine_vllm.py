@@ -328,6 +328,7 @@ class Watched:
         return found
 
 
+@pytest.mark.nightly
 def test_a_server_killed_amid_a_rollout_costs_nothing_and_nothing_is_sampled_twice(served, servers):
     """The last of the tests with servers: it kills both."""
     base, engine = served

@@ -85,6 +85,7 @@ def test_kill_9_of_the_trainer_ends_them_and_takes_their_folder_along(tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_what_is_starting_while_the_trainer_is_killed_ends_too_and_nothing_else(tmp_path):
     words = [sys.executable, "-c", STARTING, str(tmp_path / "folder")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as trainer:

@@ -192,6 +192,7 @@ def test_a_vocabulary_without_the_characters_of_json_is_named(base):
 # ------------------------------------------------------------------------------------------------------------- serving
 
 
+@pytest.mark.slow
 def test_completions(served):
     _, _, client = served
     form = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
@@ -216,6 +217,7 @@ class Verdict(BaseModel):
     right: bool
 
 
+@pytest.mark.slow
 def test_the_clients_own_ways_to_ask_for_a_form(served):
     server, _, client = served
     parsed = client.chat.completions.parse(model="actor", messages=ASK, response_format=Verdict).choices[0].message

@@ -23,6 +23,7 @@ def gaps(base, how, count=40):
     return [mean_gap(answer, trainer_logprobs(base, prompt, answer, None, CUT)) for answer in answers]
 
 
+@pytest.mark.slow
 def test_rounding_may_change_which_token_is_the_last_one_kept(monkeypatch):
     """Of a flat distribution: half precision then samples tokens that float32 would have cut off."""
     base, exact = tiny_base(), logprob_check._logits

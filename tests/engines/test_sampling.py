@@ -55,6 +55,7 @@ def sampler(params, seeds, adapters=None, steps=1):
     return Sampler(params, seeds, adapters or [None] * len(params), steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", CASES, ids=str)
 def test_frequencies_and_logprobs_are_those_of_the_filtered_softmax(params):
     draws, logits = 20000, random_logits()
@@ -87,6 +88,7 @@ def test_greedy_sampled_and_truncated_rows_mix():
         assert float(logprobs[row]) == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([*CASES, SamplingParams(temperature=0.0)]), min_size=1, max_size=6), st.data())
 def test_a_rows_sample_does_not_depend_on_the_others(params, data):

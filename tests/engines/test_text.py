@@ -58,6 +58,7 @@ JSONISH = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSONISH)
 def test_a_cleaned_structure_can_be_written(value):
     json.dumps(clean_deep(value), ensure_ascii=False).encode("utf-8")

@@ -47,6 +47,7 @@ def scored(base, turns):
     return token_scores(base, batch, states.flatten(0, 1), {"ann": 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_cache", [False, True])
 def test_the_end_is_put_in_after_the_budget_and_the_model_reads_it_on(base, own_cache):
     engine, ending = LocalEngine(base, eos_ids=()), ThoughtMarks(base.tokenizer).ending

@@ -90,6 +90,7 @@ def gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
 def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
     port, team = free_ports(), tmp_path / "team.json"
@@ -109,6 +110,7 @@ def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
     assert all(gone(server["pid"]) for server in kept)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_before_it_answers_is_one_sentence(python, tmp_path):
     (tmp_path / "ill").touch()
     running = start("--python", python, "--port", free_ports())

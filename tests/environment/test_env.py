@@ -570,6 +570,7 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
         assert words in str(caught.value), str(caught.value)
 
 
+@pytest.mark.slow
 def test_import_is_light():
     code = (
         "import sys, mafrt.environment.base, mafrt.config.team, mafrt.envs.math; "

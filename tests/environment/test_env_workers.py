@@ -83,6 +83,7 @@ def test_a_worker_plays_what_the_process_plays():
     assert play(there, 1) == play(Game(bias=3), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["loop", "sleep"])
 def test_a_hanging_step_is_killed_and_shown_with_the_user_s_line_and_the_next_episode_is_played(word):
     env = guarded(Game(), 1.0)
@@ -130,6 +131,7 @@ def test_the_stack_of_the_worker_is_the_cause():
     assert 'raise KeyError("no such move")' in str(caught.value.__cause__)
 
 
+@pytest.mark.slow
 def test_a_hanging_reset_and_spawn_have_the_deadline_too():
     class Stuck(Game):
         def reset(self, seed=None, options=None):
@@ -147,6 +149,7 @@ def test_a_hanging_reset_and_spawn_have_the_deadline_too():
     assert "Stuck.reset() has not returned" in problem
 
 
+@pytest.mark.slow
 def test_a_check_in_a_worker_finds_what_a_check_in_process_finds():
     class Own(Game):
         def reset(self, seed=None, options=None):
@@ -166,6 +169,7 @@ class Forking(Game):
         return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Game, Forking])
 def test_forks_go_on_from_the_same_point_and_one_that_hangs_disturbs_nobody(kind):
     env, reference = guarded(kind(), 1.0), Session(Game())
@@ -182,6 +186,7 @@ def test_forks_go_on_from_the_same_point_and_one_that_hangs_disturbs_nobody(kind
     assert env.step_count == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocking", "most"), [(True, MOST_WORKERS), (False, FEW_WORKERS)])
 def test_sessions_that_share_a_worker_survive_the_death_of_one(blocking, most):
     class Waiting(Game):
@@ -203,6 +208,7 @@ def test_sessions_that_share_a_worker_survive_the_death_of_one(blocking, most):
     assert shown(shared[1].step({"b": "y"})) == shown(reference.step({"b": "y"}))
 
 
+@pytest.mark.slow
 def test_an_episode_that_cannot_be_repeated_is_lost_with_its_worker():
     class Moody(Game):
         def reset(self, seed=None, options=None):
@@ -222,6 +228,7 @@ def test_an_episode_that_cannot_be_repeated_is_lost_with_its_worker():
         env.step({"a": "x"})
 
 
+@pytest.mark.slow
 def test_bounded_environments_stay_in_the_process_and_say_so_themselves():
     class Known(Game):
         bounded = True
@@ -287,6 +294,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_sessions_are_gone():
     before = set(children_of(os.getpid()))
     env = guarded(Game(), 10)
@@ -305,6 +313,7 @@ def test_nothing_is_left_when_the_sessions_are_gone():
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_nursery_that_was_killed_is_replaced():
     before = set(children_of(os.getpid()))
     env = guarded(Game(), 10)
@@ -323,6 +332,7 @@ def test_a_nursery_that_was_killed_is_replaced():
     assert env.reset(seed=2) == Session(Game()).reset(seed=2)
 
 
+@pytest.mark.slow
 def test_threads_step_workers_side_by_side():
     class Sleepy(Game):
         blocking = True

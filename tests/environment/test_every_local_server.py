@@ -71,6 +71,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.slow
 def test_every_server_is_looked_at(apps):
     assert openers() == {*apps, *ELSEWHERE}
 
@@ -84,6 +85,7 @@ def requests_to(app):
             yield method, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["mafrt/environment/chat_api/server.py", "scripts/tinker_server/server.py",
                                     "scripts/serve_retriever.py"])  # fmt: skip
 def test_no_route_answers_a_page_of_another_site(apps, module):

@@ -245,6 +245,7 @@ def test_more_answers_than_a_server_gives_at_once_are_no_matter_of_waiting(serve
 # ----------------------------------------------------------------------------------------------- clients that stall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parser", "learns"), [("httptools_impl", True), ("h11_impl", False)])
 def test_broken_requests_are_refused_and_leave_nothing_behind(parser, learns, monkeypatch):
     from uvicorn.protocols.http import auto
@@ -527,6 +528,7 @@ def test_fields_that_are_honoured(served):
         assert ask(**harmless, seed=1, modalities=["text"], n=1, response_format={"type": "text"}).finish_reason
 
 
+@pytest.mark.slow
 def test_responses_follow_each_other(served):
     models, _, url = served
     with OpenAI(base_url=url, api_key="x", max_retries=0) as client:

@@ -537,6 +537,8 @@ def as_read(tokenizer, text):
     return "\n".join(line.strip().lower() for line in text.splitlines())
 
 
+@pytest.mark.slow
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ORDINARY)
 def test_no_text_opens_a_turn(templated, kind, name):
@@ -614,6 +616,7 @@ def test_sampled_ids_and_answers_to_learn_stay_as_they_are(templated):
     assert not places_of(encode_prompt(tokenizer, "", chat), said)
 
 
+@pytest.mark.slow
 def test_many_marks_take_little_time(templated):
     import time
 

@@ -338,6 +338,7 @@ def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypat
         bad.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("does", ["json", "agent", "empty", "large"])
 def test_a_server_that_goes_on_lying_is_left_for_good(does, monkeypatch):
     monkeypatch.setattr(pool, "_LONGEST_S", 0.01)

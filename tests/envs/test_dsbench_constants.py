@@ -43,6 +43,7 @@ def test_no_two_choices_are_enough_for_half_of_the_held_out_tasks():
         assert {getattr(task, choice) for task in held_out} <= kinds
 
 
+@pytest.mark.slow
 def test_on_two_tasks_nothing_but_the_right_triple_is_worth_much(held_out):
     """`street-air` (drop 2, linear, numbers) and `heart-risk` (drop 1, power, probabilities)."""
     tasks = [task for task in held_out if task.id in ("street-air", "heart-risk")]
@@ -57,6 +58,7 @@ def test_on_two_tasks_nothing_but_the_right_triple_is_worth_much(held_out):
         assert max(wrong) < 0.3
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_no_fixed_programs_score_above_half_on_the_held_out_tasks(held_out):

@@ -241,6 +241,7 @@ def test_a_pickle_that_changes_a_class_lies_about_no_other_file(env):
     assert [found[name].rows for name in ("b.pkl", "c.csv", "d.pkl")] == [2, 1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["look_at_all", "of_submission", "of_predictions"])
 def test_what_cannot_be_asked_together_is_asked_alone(env, monkeypatch, call):
     def judged():
@@ -320,6 +321,7 @@ def test_transition_is_pure_and_is_the_first_part_of_a_step(env, text):
     assert ran == (after.pending is not None)
 
 
+@pytest.mark.slow
 def test_the_contract_is_kept(brief):
     check_env(brief)
 
@@ -449,6 +451,7 @@ def test_a_model_is_worth_its_predictions_and_an_analyst_what_is_left_of_them(ta
     assert process_rewards.judge(ANALYST, work(score), "ok", "code", True, work()).score == analyst
 
 
+@pytest.mark.slow
 def test_the_score_of_a_model_is_that_of_its_predictions_as_the_metric_takes_them(brief):
     """Whatever the Analyst hands in; here plain classes where probabilities are asked for."""
     right = good(brief.tasks[FLOWERS])
@@ -568,6 +571,7 @@ def test_of_a_task_that_is_not_built_in_demonstrators_know_no_column_to_drop(tas
     assert programs == {ENGINEER: "Check()\nPlan()\nWrite()", MODELER: "Solve()", ANALYST: "Write(Give())"}
 
 
+@pytest.mark.slow
 def test_demonstrations_are_what_agents_see_and_say(env):
     records = demonstrations(env.tasks[:1], 3, seed=0)
     assert records == demonstrations(env.tasks[:1], 3, seed=0)

@@ -47,6 +47,7 @@ class EngineerOnly(DSBenchEnv):
         return StepResult({}, {}, True, False, {**found.info, "outcome": 0.0})
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):

@@ -268,6 +268,7 @@ def test_check_names_every_problem(disk, capsys):
     assert "PROBLEM bad: There is no metric 'roc_acu'; did you mean 'roc_auc'?" in said
 
 
+@pytest.mark.slow
 def test_check_names_each_of_many_problems(disk, capsys):
     """A data root with one task of every defect, as somebody may have it after a broken download."""
     for spoil in SPOILT:
@@ -351,6 +352,7 @@ def synthetic(entry, rows=30):
     return pd.DataFrame({**table, **{name: values(shift) for shift, name in enumerate(targets)}}), targets
 
 
+@pytest.mark.slow
 def test_every_task_that_has_a_metric_can_be_used(disk, capsys):
     """All tasks of the real file of metrics, in the layout of the data set, with tables made to fit."""
     source = SHARED / "dsbench_task_metrics.json"
@@ -380,6 +382,7 @@ def folder():
     return tasks_folder()
 
 
+@pytest.mark.slow
 def test_the_builtin_tasks_are_what_they_are_said_to_be(folder):
     train, chosen_by, test = (builtin.builtin_tasks(split, folder) for split in ("train", "validation", "eval"))
     assert (len(train), len(chosen_by), len(test)) == (18, 6, 8)

@@ -31,6 +31,7 @@ def cache():
     patch.undo()
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_from_demonstrations_to_an_evaluation(cache, tmp_path, capsys):
@@ -104,6 +105,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(cache, capsys, flags
     assert "Loading" not in said.out
 
 
+@pytest.mark.slow
 def test_builtin_tasks_pass_the_check(cache, capsys):
     assert train_dsbench.main(["--check"]) == 0
     said = capsys.readouterr().out

@@ -168,6 +168,7 @@ def judged(result):
     return evidence
 
 
+@pytest.mark.slow
 def test_a_right_program_ends_it_at_once(tasks):
     env = CodeEnv(tasks=tasks, team=SINGLE)
     solutions = [MBPP["code"], "def total(xs):\n    return sum(xs)", "print(sum(map(int, open(0).read().split())))"]
@@ -185,6 +186,7 @@ def test_the_outcome_is_the_fraction_of_tests_and_wrong_answers_get_no_second_tu
     assert judged(result).rules.score == pytest.approx(2 + 8 / 3)
 
 
+@pytest.mark.slow
 def test_errors_come_back_for_another_turn(tasks):
     wrong, right = program("def add(a, b):\n    return a + c"), program(MBPP["code"])
     seen, results = play(CodeEnv(tasks=tasks), [wrong, right])
@@ -283,6 +285,7 @@ def test_settings_are_checked(tasks):
         make_env("code", dataset_pth="x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("team", [SINGLE, PAIR], ids=["single", "pair"])
 def test_the_contract(tasks, team):
     check_env(CodeEnv(team=team))
@@ -293,6 +296,7 @@ def test_the_contract(tasks, team):
 # ------------------------------------------------------------------------------------------------- the shipped ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split", "count"),
     [

@@ -132,6 +132,7 @@ def test_tests_that_are_code_see_plain_data_only(grader, tmp_path):
     assert grade.passed == 2
 
 
+@pytest.mark.slow
 def test_programs_that_hang(grader, calls):
     started = time.monotonic()
     grade = grader.grade(calls, "def f(x):\n    while True: pass")
@@ -166,6 +167,7 @@ def test_helpers_loops_and_expected_errors(grader, tmp_path):
     assert grader.grade(task, "def check(candidate): pass\ndef half(x): return 0").passed == 0
 
 
+@pytest.mark.slow
 def test_calls_that_build_on_others_and_arguments_that_change(grader, tmp_path):
     tests = [
         "assert dec(enc('abc')) == 'abc'",
@@ -201,6 +203,7 @@ def test_programs_and_tests_inherit_nothing_of_ours(grader, tmp_path):
     assert grader.grade(asks, "def f(x: int): pass\nprint(f.__annotations__['x'] is int)").passed == 1
 
 
+@pytest.mark.slow
 def test_programs_that_read_and_print(grader):
     task = CodeTask("s", "x", stdin=(StdinTest("2 3\n", "5\n"), StdinTest("1 1", "2"), StdinTest("", "none\n")))
     right = "import sys\nwords = sys.stdin.read().split()\nprint(sum(map(int, words)) if words else 'none')"
@@ -318,6 +321,7 @@ def test_values_that_do_not_travel():
 # ------------------------------------------------------------------------------- what a program may not gain, or spoil
 
 
+@pytest.mark.slow
 def test_an_exception_of_another_kind_is_not_the_one_that_is_wanted(grader, tmp_path):
     test = "def check(candidate):\n    try:\n        candidate(-1)\n        assert False\n"
     test += "    except ValueError:\n        pass\n"

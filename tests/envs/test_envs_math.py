@@ -116,6 +116,7 @@ def test_the_answer_is_in_no_observation():
     assert not any("8675309" in observation for _, observation in seen)
 
 
+@pytest.mark.slow
 def test_contract_with_the_shipped_problems_and_a_profile():
     env = make_env("math", horizon=2)
     check_env(env)
@@ -189,6 +190,7 @@ def test_the_chain_s_functions_are_pure(said, problem):
         states[0].round = 1  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
     pages = (DOCS, DOCS.parent / "workflows.md")
     blocks = [b for page in pages for b in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]

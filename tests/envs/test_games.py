@@ -45,6 +45,7 @@ def test_the_contract_holds_and_the_name_is_registered(name):
     check_env(env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(GAMES))
 def test_the_solver_wins_and_random_and_constant_players_do_not(name):
     scores = baseline_scores(GAMES[name](split="test"), episodes=40)
@@ -53,6 +54,7 @@ def test_the_solver_wins_and_random_and_constant_players_do_not(name):
     assert max(scores["random"], scores["constant"]) < (0.8 if name == "haggle" else 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(GAMES))
 def test_held_out_instances_are_never_drawn_in_training(name):
     keys = {}
@@ -380,6 +382,7 @@ def test_moves_of_tic_tac_toe_are_scored_by_best_play():
         assert scored(game.step({"x": str(cell)}), "x") == 5 * (left + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("plan_path", {}), ("sokoban", {}), ("sudoku", {"empty": 8}), ("haggle", {}), ("tic_tac_toe", {})],
@@ -414,6 +417,7 @@ def test_every_puzzle_has_one_solution():
         assert game.grid.count(0) == 6 and solutions(game.grid) == [game.solution]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(GAMES))
 def test_legal_random_play_knows_the_moves_and_not_the_game(name, tmp_path):
     game = GAMES[name]()

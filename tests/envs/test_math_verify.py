@@ -205,6 +205,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_table_of_answers():
     verdicts = verify_many([(f"So the answer is $\\boxed{{{given_}}}$.", reference) for given_, reference, _ in TABLE])
     wrong = [(row, verdict) for row, verdict in zip(TABLE, verdicts, strict=True) if verdict is not row[2]]
@@ -215,6 +216,7 @@ def test_a_table_of_answers():
 GRADED = Path(__file__).parents[1] / "data" / "graded_answers.jsonl"
 
 
+@pytest.mark.slow
 def test_answers_of_public_threads_and_their_kin():
     """Pairs that graders got wrong, right and wrong ones, and others of their kinds; judged as one batch."""
     rows = [json.loads(line) for line in GRADED.read_text(encoding="utf-8").splitlines()]
@@ -337,11 +339,13 @@ def test_blanks_of_every_kind_cost_nothing(blank, reference):
     assert time.process_time() - started < 1
 
 
+@pytest.mark.slow
 def test_expensive_answers_time_out_are_counted_and_do_no_harm(verifier):
     assert verifier.verify_many([("\\boxed{9^{9^{9^{9}}}}", "x+1"), ("\\boxed{\\frac12}", "0.5")]) == [False, True]
     assert verifier.stats.timeouts == 1 and verifier.stats.restarts == 0
 
 
+@pytest.mark.slow
 def test_a_busy_machine_makes_no_right_answer_wrong(verifier):
     """Time is the worker's processor time: stopped for longer than it is allowed, it still gets to its verdict."""
     verifier.verify_many([("\\boxed{x}", "y+1")])
@@ -360,6 +364,7 @@ def test_a_computation_that_holds_the_signal_up_ends_by_the_limit(verifier):
     assert (verifier.stats.timeouts, verifier.stats.crashes, verifier.stats.restarts) == (1, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_question_that_was_broken_off_does_not_shift_the_replies(verifier, monkeypatch):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     read = verifier.worker.read
@@ -374,6 +379,7 @@ def test_a_question_that_was_broken_off_does_not_shift_the_replies(verifier, mon
     assert verifier.verify_many([("\\boxed{\\frac12}", "0.7"), ("\\boxed{\\frac12}", "0.5")]) == [False, True]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     verifier.deadline_s = 0.3
@@ -391,6 +397,7 @@ def test_a_worker_that_was_killed_is_replaced_and_the_answer_not_blamed(verifier
     assert (verifier.stats.restarts, verifier.stats.crashes) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_an_answer(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     pid = verifier.worker.process.pid
@@ -402,6 +409,7 @@ def test_a_worker_killed_in_the_middle_of_an_answer(verifier):
     assert verifier.worker.process.pid != pid
 
 
+@pytest.mark.slow
 def test_an_answer_that_kills_every_worker_is_counted(verifier):
     ask, ensure = verifier.worker.read, verifier.worker.ensure
 
@@ -428,6 +436,7 @@ def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(fresh, monkeypatc
         fresh.verify_many([("\\boxed{x}", "y+1")])
 
 
+@pytest.mark.slow
 def test_threads_share_one_worker(verifier):
     rows = [(f"\\boxed{{\\frac{{{n}}}{{2}}}}", f"{n / 2}") for n in range(1, 30, 2)]
     results: dict[int, list[bool]] = {}
@@ -440,6 +449,7 @@ def test_threads_share_one_worker(verifier):
     assert verifier.stats.restarts == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_gets_its_own_worker(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
@@ -453,6 +463,7 @@ def test_a_forked_process_gets_its_own_worker(verifier):
     assert verifier.stats.restarts == 0
 
 
+@pytest.mark.slow
 def test_the_worker_ends_with_the_program_however_it_ends():
     program = (
         "import os, sys, time; from mafrt.envs.math import verify; from mafrt.envs.math import verifier as v\n"

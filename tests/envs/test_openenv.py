@@ -149,6 +149,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_server_that_breaks_the_protocol_is_left_and_another_one_serves(standin, lie):
     liar, honest = standin(lambda kind, data, session: LIES[lie]), standin()
@@ -276,6 +277,7 @@ def test_a_token_is_sent_and_is_no_setting(standin, monkeypatch):
     assert "s3cret" not in repr(env.unwrapped._init_args)
 
 
+@pytest.mark.slow
 def test_capacity_is_waited_for_and_several_servers_are_no_mixture(standin):
     def full(kind, data, session):
         if session < 3:

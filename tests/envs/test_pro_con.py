@@ -56,6 +56,7 @@ def test_swapped_sides_and_sides_by_task():
     assert first == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_four_debaters_and_three_jurors_whose_majority_decides():
     env = env_of(CLAIM, "abcdxyz", "xyz", sides="fixed")
     votes = {"x": "\\boxed{PRO}", "y": "I see. \\boxed{ \\text{con} }", "z": "\\boxed{CON}"}

@@ -158,6 +158,7 @@ def test_tools_travel_as_text():
     assert env.step({"first": "answer"}).info["outcome"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_command_is_a_program_too(tmp_path):
     script = tmp_path / "agent.py"
     script.write_text(
@@ -377,6 +378,7 @@ def test_a_program_that_rewrites_its_history_gets_the_training_rows_of_each_call
         assert turn.logprobs == pytest.approx(again, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_sixty_four_episodes_at_once(tmp_path):
     trainer(tmp_path / "run", iterations=1, n_rollout_threads=64).run()
     [line] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

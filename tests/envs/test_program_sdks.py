@@ -38,6 +38,7 @@ def played(env, *answers, seed=1):
         shown.append(seen)
 
 
+@pytest.mark.slow
 def test_the_default_mode_of_the_agents_sdk_is_played_side_by_side():
     env = program("default_mode", agents=["planner", "solver"])
     others = [env.spawn() for _ in range(3)]
@@ -51,6 +52,7 @@ def test_the_default_mode_of_the_agents_sdk_is_played_side_by_side():
     assert [other.step({"solver": "1a"}).info["outcome"] for other in others] == [0.5] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run_sync", "sets_the_environment", "sets_the_client"])
 def test_programs_with_globals_of_their_own(name):
     env = program(name, agents=["solver"])
@@ -60,6 +62,7 @@ def test_programs_with_globals_of_their_own(name):
     assert all(other.step({"solver": "answer"}).terminated for other in others)
 
 
+@pytest.mark.slow
 def test_processes_of_programs_outlive_the_thread_that_started_the_first():
     env = program("sets_the_environment", agents=["solver"])
     seen: list[dict] = []
@@ -75,6 +78,7 @@ def test_processes_of_programs_outlive_the_thread_that_started_the_first():
     assert [list(each) for each in seen] == [["solver"]] * 3
 
 
+@pytest.mark.slow
 def test_tools_of_the_agents_sdk_travel_as_text():
     shown, result = played(program("tools", agents=["solver"]), CALLED, "answer")
     assert '"name": "add"' in shown[0]["solver"][0]["content"]
@@ -87,6 +91,7 @@ def graph(name):
     return make_env("program", program=f"{path}:{name}", timeout_s=60, agents=["solver", "checker"])
 
 
+@pytest.mark.slow
 def test_langgraph_with_a_model_that_is_made_once():
     shown, result = played(graph("run_episode"), "first", "answer")
     assert [list(seen) for seen in shown] == [["solver"], ["checker"]] and result.info["outcome"] == 1.0
@@ -109,6 +114,7 @@ def test_a_client_that_a_coroutine_program_keeps_stays_usable(tmp_path):
     assert [played(env, "answer", seed=seed)[1].info["outcome"] for seed in range(4)] == [1.0] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["Bot()", "Bot().__call__"])
 def test_an_object_that_keeps_its_first_client_gets_a_process(tmp_path, made):
     file = tmp_path / "keeps_itself.py"
@@ -183,6 +189,7 @@ def test_a_program_shows_whether_it_needs_a_process(tmp_path, source, own):
     assert Source.read(f"{file}:run").needs_process == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["task, *, base_url", "task, base_url, more", "*, task"])
 def test_programs_that_cannot_be_called_are_refused_at_once(tmp_path, head):
     file = tmp_path / "program.py"
@@ -191,6 +198,7 @@ def test_programs_that_cannot_be_called_are_refused_at_once(tmp_path, head):
         make_env("program", program=f"{file}:run")
 
 
+@pytest.mark.slow
 def test_a_program_that_lies_in_a_run_is_not_started_without_consent(tmp_path):
     file = tmp_path / "run" / "program.py"
     file.parent.mkdir()
@@ -205,6 +213,7 @@ def test_a_program_that_lies_in_a_run_is_not_started_without_consent(tmp_path):
         assert make_env("program", program=f"{file}:run").agents == ("a",)
 
 
+@pytest.mark.slow
 def test_programs_in_processes_fail_with_a_sentence(tmp_path):
     file = tmp_path / "fails.py"
     file.write_text(
@@ -230,6 +239,7 @@ def test_programs_in_processes_fail_with_a_sentence(tmp_path):
         make_env("program", program=f"{file}:run").reset(seed=1)
 
 
+@pytest.mark.slow
 def test_events_and_earlier_responses():
     shown, result = played(program("streams", agents=["solver"]), CALLED, "answer")
     assert len(shown) == 2 and result.info["outcome"] == 1.0
@@ -237,6 +247,7 @@ def test_events_and_earlier_responses():
     assert [m["content"] for m in shown[1]["solver"]] == ["one", "first", "two"]
 
 
+@pytest.mark.slow
 def test_agents_are_those_that_the_first_episodes_call():
     assert program("default_mode").agents == ("planner", "solver")
     assert program("handoffs").agents == ("first", "second")
@@ -244,6 +255,7 @@ def test_agents_are_those_that_the_first_episodes_call():
         make_env("program", command="false")
 
 
+@pytest.mark.slow
 def test_the_default_mode_trains(tmp_path):
     env = program("default_mode", agents=["planner", "solver"])
     config = toy.settings(n_rollout_threads=8, iterations=2, ppo_epoch=1, num_mini_batch=1, eval_episodes=0)

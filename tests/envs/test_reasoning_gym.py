@@ -98,6 +98,7 @@ def test_arithmetic_is_evaluated():
         _worker.names_of_sympy("import os")
 
 
+@pytest.mark.slow
 def test_answers_that_try_to_act_or_take_for_ever_are_wrong_and_harm_nobody(tmp_path):
     env = mafrt.make_env("reasoning_gym:n_queens", **SMALL)
     assert scored(env, 0, f"<answer>[open('{tmp_path}/x', 'w')]</answer>") < 0.5
@@ -125,6 +126,7 @@ def test_where_the_answer_of_a_text_stands(text, answer):
     assert answer_of(text) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
@@ -163,6 +165,7 @@ def test_a_workflow_of_several_agents_and_the_rules_of_its_turns():
     assert "<answer>" in PROMPT
 
 
+@pytest.mark.slow
 def test_it_trains(tmp_path):
     from mafrt.scripts import train
 

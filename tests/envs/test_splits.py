@@ -52,6 +52,7 @@ def content(env) -> set:
     return keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OWN))
 def test_every_shipped_environment_has_three_splits_that_share_nothing(name):
     try:
@@ -147,6 +148,7 @@ def test_a_run_does_not_choose_by_the_test_split():
     check_evaluated(Digits(), run)
 
 
+@pytest.mark.slow
 def test_the_runner_refuses_it_too_before_anything_is_played():
     from helpers_models import tiny_base
 
@@ -162,6 +164,7 @@ def test_the_runner_refuses_it_too_before_anything_is_played():
     make()  # an environment that does not know its split
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -190,6 +193,7 @@ def test_no_shipped_config_chooses_by_anything_but_validation():
         assert not re.search(r"split=|eval_split|_path: \S+:test", text), path.name
 
 
+@pytest.mark.slow
 def test_training_plays_validation_and_evaluate_plays_the_test(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["--model_name_or_path", "teaching-base", "--iterations", "1", "--eval_episodes", "2", "--lora_rank", "2"]

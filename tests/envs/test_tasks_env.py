@@ -114,6 +114,7 @@ def test_verls_records_are_read(tmp_path):
     assert load_tasks(tmp_path / "v.parquet")[0].answer == "7"
 
 
+@pytest.mark.slow
 def test_a_run_with_a_function_learns_stops_and_goes_on_by_itself(folder, capsys):
     words = ["--dataset_path", "x.jsonl", "--reward", "my_reward.py:score", "--iterations", "1", "--run_dir", "run"]
     small = ["--n_rollout_threads", "4", "--max_new_tokens", "4", "--eval_episodes", "0", "--lora_rank", "2"]

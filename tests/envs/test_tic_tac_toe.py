@@ -198,6 +198,7 @@ def league_run(folder, iterations, resume=None):
     return runner, weights
 
 
+@pytest.mark.slow
 def test_a_league_run_moves_one_adapter_and_resumes_exactly(tmp_path):
     _, whole = league_run(tmp_path / "whole", 4)
     first, _ = league_run(tmp_path / "half", 2)

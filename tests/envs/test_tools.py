@@ -84,6 +84,7 @@ ENVS["tools"] = MathEnv(
 ENVS["search"] = SearchEnv(questions=generated("test").questions[:3])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(sorted(ENVS)), texts=st.lists(FUZZED, min_size=12, max_size=12))
 def test_no_text_crashes_a_workflow_or_a_tool(name, texts):
@@ -125,6 +126,7 @@ def test_no_path_leads_out_of_the_workspace(path):
         inside(path)
 
 
+@pytest.mark.slow
 def test_files_last_one_episode_and_links_are_left_out(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("alpha")
@@ -143,6 +145,7 @@ def test_files_last_one_episode_and_links_are_left_out(tmp_path):
         make_toolbox(["files:nowhere"])
 
 
+@pytest.mark.slow
 def test_python_runs_in_the_sandbox_with_the_files():
     toolbox = make_toolbox(["python", "files"], sandbox="degraded")
     toolbox.run(call("write_file", path="a.txt", content="41"))
@@ -304,6 +307,7 @@ STDIO = {"command": sys.executable, "args": ["-m", "mcp_server_time", "--local-t
 CONVERT = call("convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Kathmandu")
 
 
+@pytest.mark.slow
 def test_a_server_from_pypi_over_stdio(tmp_path):
     env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=[servers(tmp_path, time=STDIO)])
     assert {tool.name for tool in env.tool.boxes["a"].tools} == {"get_current_time", "convert_time"}
@@ -319,6 +323,7 @@ def test_a_server_from_pypi_over_stdio(tmp_path):
     assert unknown.startswith("Error: ")
 
 
+@pytest.mark.slow
 def test_a_server_from_pypi_over_http(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -508,6 +513,7 @@ def doubled(levels):
     return defs | {str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, levels)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [
@@ -586,6 +592,7 @@ def test_a_long_line_with_a_fence_is_read_at_once():
     assert find_calls(("`" * 5000 + " \t" * 5000 + "x`\n") * 5) == []
 
 
+@pytest.mark.slow
 def test_the_checking_process_is_started_again():
     checker = Checker()
     assert checker.compute("1 + 1") == 2

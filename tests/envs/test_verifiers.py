@@ -232,6 +232,7 @@ def test_another_version_and_one_that_cannot_be_imported(tmp_path):
             make_env("verifiers:standin", env_python=package(folder, version, init))
 
 
+@pytest.mark.slow
 def test_a_process_that_lies_after_its_greeting_is_ended(tmp_path):
     hello = """echo '{"version": "0.4.0"}'; echo '{"ready": true}'; read line; """
     loaded = """echo '{"id": 1, "tasks": ["x"]}'; echo '{"id": 1, "loaded": {"agents": ["a"], "untrained": []}}'"""

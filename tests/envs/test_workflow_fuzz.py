@@ -168,6 +168,7 @@ SECONDS = 10.0
 
 
 @pytest.mark.slow  # all together
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_a_long_text_is_read_in_bounded_time(workflow, kind, folder):

@@ -42,6 +42,7 @@ def peft_folder(path, *, kind="qwen3", model=None, spread=0.2, **config):
         return peft(input_ids=IDS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
 def test_an_exported_adapter_gives_the_same_logits_in_peft(tmp_path, kind):
     from peft import PeftModel
@@ -167,6 +168,7 @@ def test_a_truncated_or_nan_weight_file(tmp_path):
     assert "NaN" in refusal(tiny_base(), tmp_path / "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -221,6 +223,7 @@ def test_a_name_of_a_tensor_is_told_on_one_line(tmp_path):
     assert len(refusal(tiny_base(), tmp_path / "a")) < 1000
 
 
+@pytest.mark.slow
 def test_an_adapter_made_for_another_base(tmp_path):
     peft_folder(tmp_path / "wide", model=tiny_model(width=64))
     message = refusal(tiny_base(), tmp_path / "wide")
@@ -232,6 +235,7 @@ def test_an_adapter_made_for_another_base(tmp_path):
     assert "lm_head.base_layer.weight" in message and "linear layer" in message
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_base_with_the_same_shape_is_warned_of(tmp_path, caplog):
     base = tiny_base()
     add_random_adapter(base, "solver", 4, 8.0, ATTENTION)
@@ -262,6 +266,7 @@ def test_a_folder_of_another_shape_than_the_run_asks_for(tmp_path):
         assert "give the agent the rank, alpha and targets" in refusal(other, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_base_loads_from_a_folder_and_says_what_is_wrong_with_others(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the variable was read at import
     model = tiny_model()
@@ -302,6 +307,7 @@ def test_an_unknown_adapter_is_a_configuration_error():
         tiny_base().adapter_state("nobody")
 
 
+@pytest.mark.slow
 def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     """Default targets are the linear layers and the experts; what is left out, and the experts' share, is said."""
     common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16}

@@ -25,6 +25,7 @@ HANGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HANGS)
 def test_one_that_hangs_for_one_kind_of_chat_is_refused(kind, monkeypatch):
     monkeypatch.setattr(bounded_template, "TEMPLATE_CPU_S", 1)

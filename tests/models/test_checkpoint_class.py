@@ -84,6 +84,7 @@ def test_an_adapter_is_no_model(tmp_path):
         SharedBase.load(str(tmp_path), device="cpu")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_mxfp4_is_loaded_in_ordinary_numbers(tmp_path, caplog):
     """As gpt-oss is published: experts as blocks of 32 numbers of 4 bits with a scale of 8 bits."""
     from safetensors.torch import load_file, save_file
@@ -260,6 +261,7 @@ def test_a_tower_for_images_alone_is_no_text(tmp_path):
         base.load_adapter("b", of_another_class(tmp_path / "a", tmp_path / "b", "vision_tower.encoder."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "on"), [("qwen3", "qwen3_moe"), ("qwen3_moe", "qwen3"), ("gpt2", "llama"),
                                         ("qwen3_next", "qwen3"), ("qwen3", "glm4_moe")])  # fmt: skip
 def test_another_class_with_other_layers_is_refused_in_a_sentence(of, on, tmp_path):
@@ -285,6 +287,7 @@ def test_an_adapter_beside_a_model_is_not_taken_in_silence(tmp_path):
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

@@ -61,6 +61,7 @@ def learnt(base, ids, rows):
     return found.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_are_those_of_peft_with_one_adapter_after_the_other(family, tmp_path):
     from peft import PeftModel
@@ -119,6 +120,7 @@ def test_in_float64_gradients_are_those_of_peft_up_to_rounding(family, tmp_path,
                 assert (grad - parameter.grad).abs().max() <= 1e-9 * max(1.0, float(grad.abs().max())), stem
 
 
+@pytest.mark.slow
 def test_a_batch_of_several_is_a_pass_for_each():
     ids = batch()
     base, alone = team("mixtral"), team("mixtral")
@@ -136,6 +138,7 @@ def test_a_batch_of_several_is_a_pass_for_each():
             assert (one.grad - other.grad).abs().max() <= 1e-5 * max(1.0, float(one.grad.abs().max()))
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_learn_acts_and_gets_no_gradient():
     base, ids = team("qwen3_moe"), batch()
     found = learnt(base, ids, ROWS)
@@ -151,6 +154,7 @@ def test_an_adapter_that_does_not_learn_acts_and_gets_no_gradient():
     assert all(parameter.grad.abs().max() > 0 for parameter in base.adapter_parameters("b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_do_not_depend_on_checkpointing(checkpointing):
     base, ids = team("gpt_oss"), batch()
@@ -214,6 +218,7 @@ def test_a_folder_of_peft_loads_with_its_own_ranks(tmp_path):
     assert (again - expected).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_folders_that_do_not_fit_the_experts_are_refused(tmp_path):
     base = team("qwen3_moe")
     base.save_adapter("a", tmp_path)

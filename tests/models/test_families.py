@@ -129,6 +129,7 @@ def _at_home(model_type: str, base: SharedBase, ids: torch.Tensor, folder: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.cases()
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_a_family_learns_with_default_settings(model_type, tmp_path):
     found = walk(model_type, tmp_path / "ann")
@@ -137,6 +138,7 @@ def test_a_family_learns_with_default_settings(model_type, tmp_path):
     again.load_adapter("ann", tmp_path / "ann")  # our own folders can be read again
 
 
+@pytest.mark.slow
 def test_ways_of_decoding_agree_with_each_other():
     """Rows that leave at different times, prompts of unequal length, an adapter each."""
     base = tiny_base()
@@ -162,6 +164,7 @@ OWN_CACHE = (
 """recurrence beside attention; compressed keys; the same in a window; convolutions; a cache that is not known"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mamba2", "lfm2", "qwen3_moe"])
 def test_a_base_in_half_precision_plays_and_learns(kind):
     """Some keep their states in float32, whatever the number format of their output layer is."""
@@ -177,6 +180,7 @@ def test_a_base_in_half_precision_plays_and_learns(kind):
     assert all(any(p.grad is not None for p in base.adapter_parameters(name)) for name in AGENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", OWN_CACHE)
 @pytest.mark.parametrize("invocation", [None, (21, 22)])
 def test_rows_join_and_leave_a_batch_of_the_models_own_cache(model_type, invocation):
@@ -210,6 +214,7 @@ def test_a_model_that_reads_later_tokens_is_refused():
         SharedBase(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer(), "bert")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
@@ -247,6 +252,7 @@ def test_a_model_that_cannot_fill_its_own_cache_reads_every_row_anew():
     assert LocalEngine(base, eos_ids=()).decoding == "no cache"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["phi3", "llama"])
 def test_a_row_computes_the_same_whatever_the_length_of_its_neighbours(kind):
     """LongRoPE has two sets of angles, and the longest row of a batch would choose for all."""
@@ -267,6 +273,7 @@ def test_a_model_whose_backward_pass_leaves_adapters_out_is_refused():
         SharedBase(tiny("reformer"), tiny_tokenizer(), "reformer")
 
 
+@pytest.mark.slow
 def test_layers_are_stored_under_the_name_that_peft_finds(tmp_path):
     """It renames `shared_expert.` to `shared_experts.`, which its own pattern matches once more."""
     from peft import PeftModel

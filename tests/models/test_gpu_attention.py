@@ -131,6 +131,7 @@ def test_what_the_kernel_refuses_is_the_references(monkeypatch, change, served):
     packed_attention._largest_head.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["all", "action"])
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "mistral", "gemma3", "gemma2"])
 def test_a_base_on_a_gpu_learns_as_the_reference(kind, scope):

@@ -102,6 +102,7 @@ def test_layers_whose_weight_is_no_plain_one_are_left_to_the_reference(monkeypat
     torch.testing.assert_close(part[0], whole[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adapters_of_all_layers_are_laid_out_and_their_gradients_taken_back_together():
     launches = {}
     for layers in (1, 3):
@@ -158,6 +159,7 @@ def test_rows_that_cannot_be_drawn_from_are_told(wrong):
     assert bool(((ids >= 0) & (ids < 384)).all()), "a place to look at, whatever it holds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("kind", "shapes"), [("qwen3", {"plain"}), ("gemma3_text", {"one more"}), ("qwen3_5_text", {"one more", "gated"})]

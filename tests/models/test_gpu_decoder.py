@@ -64,6 +64,7 @@ def agree(lean, whole, tokens):
     torch.testing.assert_close(lean.step(tokens), whole.step(tokens), atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [LENGTHS, (6, 6, 6)])
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
 def test_steps_equal_the_models_own(plain, kind, lengths, monkeypatch):
@@ -110,6 +111,7 @@ class Repeats:
         return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [LENGTHS, (6, 6, 6)])
 def test_recorded_steps_equal_the_models_own(plain, lengths, monkeypatch):
     monkeypatch.setattr(lean_decoder, "ROOM", 16)
@@ -130,6 +132,7 @@ def test_what_cannot_be_recorded_is_launched_one_by_one(plain, monkeypatch, capl
     assert not recorder.works and caplog.text.count("no capture") == 1
 
 
+@pytest.mark.slow
 def test_a_recorded_step_is_one_launch():
     with PretendCuda() as gpu:
         lean = LeanModel(on_gpu(2, layers=3))
@@ -292,6 +295,7 @@ def on_gpu(adapters, **shape):
     return base
 
 
+@pytest.mark.slow
 def test_the_engine_samples_the_same_on_a_pretended_gpu():
     """With requests that end at different times, and one that joins."""
 

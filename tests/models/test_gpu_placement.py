@@ -143,6 +143,7 @@ def gradient(dtype, share):
     return torch.cat([p.grad.flatten() for p in base.adapter_parameters("one")]).double() / share
 
 
+@pytest.mark.slow
 def test_gradients_of_long_batches_survive_in_what_a_float16_checkpoint_is_trained_in():
     exact = gradient(torch.float32, 1.0)
 

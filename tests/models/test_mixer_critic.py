@@ -80,6 +80,7 @@ def test_monotone_mixer_by_hand():
     assert got.tolist() == pytest.approx([8.41421, 1.30531], abs=1e-3)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), agents=st.integers(1, 4), scale=st.floats(0.1, 10))
 @settings(max_examples=30, deadline=None)
 def test_q_tot_never_falls_when_a_q_rises(seed, agents, scale):
@@ -203,6 +204,7 @@ def test_targets_by_hand():
     assert stage._targets()[:3].tolist() == pytest.approx([first[0], 0.5, 1.0 + 0.5 * q[1]], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_it_learns_what_the_team_earns(kind):
     # Steps are worth r + .5 * 2r = 2r and 2r: with r = .25, .5, 1 the values are .5, 1, 2 in both.
@@ -249,6 +251,7 @@ def test_order_of_the_episodes_changes_not_one_bit(kind):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
     from mafrt.core.atomic_files import load_tensors, save_tensors
@@ -274,6 +277,7 @@ def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- the run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_a_stopped_run_goes_on_exactly(kind, tmp_path):
     # 8 steps an iteration; of 3 iterations the memory keeps two.
@@ -285,6 +289,7 @@ def test_a_stopped_run_goes_on_exactly(kind, tmp_path):
         load_critic(resolve(tmp_path / "whole").path / "critic.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_the_learning_adapters_move_and_no_other(kind):
     runner = make(None, algorithm=kind, n_samples=4, iterations=2, freeze=("second",), eval_episodes=0)

@@ -159,6 +159,7 @@ def test_a_fresh_adapter_changes_nothing():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_an_index_per_token_equals_peft_where_a_row_is_one_adapters(form):
     """Constant rows of a `[B, T]` index are the `[B]` index; PEFT has no index per token to compare with."""

@@ -61,6 +61,7 @@ def states_and_grads(base: SharedBase, batches):
     return found, [p.grad.clone() for name in base.adapters for p in base.adapter_parameters(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gemma2", "gemma3"])  # the last three see 12 tokens
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_states_and_gradients_equal_those_of_row_by_row_passes(kind, side):
@@ -149,6 +150,7 @@ def per_token(rows, starts, owner, side, width):
     return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_tokens_before_the_adapter_are_constants_of_the_backward_pass(side, checkpointing):
@@ -192,6 +194,7 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
     assert widths[:2] == [61, len(later.take)] and len(widths) == 3  # without gradients one pass is enough
 
 
+@pytest.mark.slow
 def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog):
     for name in ("flex_attention", "paged|sdpa", "nonsense"):
         with pytest.raises(

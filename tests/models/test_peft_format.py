@@ -27,6 +27,7 @@ def foreign(folder):
     return base
 
 
+@pytest.mark.slow
 def test_folders_of_another_shape_load_by_their_own_configuration(tmp_path, caplog):
     given = foreign(tmp_path / "marft")
     with caplog.at_level(logging.WARNING, logger="mafrt"):
@@ -76,6 +77,7 @@ def test_one_number_that_is_not_finite_is_found(value):
     assert not base.finite("first")
 
 
+@pytest.mark.slow
 def test_a_folder_of_this_base_is_not_sent_to_its_own_base(tmp_path):
     """What keeps a file from loading is named: other parameters, or the same layers under other names."""
     base = SharedBase.load("teaching-base")
@@ -105,6 +107,7 @@ def plain(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

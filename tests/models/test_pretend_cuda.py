@@ -105,6 +105,7 @@ def batch_of(base: SharedBase, rows: int, prompt: int, **sampling: object) -> Ru
     return LocalEngine(base, eos_ids=()).begin(requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [1, 4])
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "top_k": 7}, {"temperature": 0.0}])
 def test_a_decode_step_waits_once(adapters, sampling):
@@ -129,6 +130,7 @@ def test_top_k_and_top_p_are_one_launch():
     assert launches[1] == launches[0] + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "most"), [((9, 9, 9, 9), 1), ((12, 5, 9, 5), 2)])
 def test_a_step_with_the_models_own_cache_waits_once_and_for_its_padding(lengths, most):
     with PretendCuda() as gpu, torch.no_grad():
@@ -149,6 +151,7 @@ def test_a_step_with_the_models_own_cache_waits_once_and_for_its_padding(lengths
     assert {*waits[1:3], *waits[6:11]} == {most}, waits
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_held_once_after_a_compaction_and_while_others_join():
     rows, prompt = 16, 90
     with PretendCuda() as gpu, torch.no_grad():
@@ -194,6 +197,7 @@ def turns(agents: int, count: int) -> list[Turn]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agents", "layers"), [(1, 2), (4, 2), (4, 6)])
 def test_an_update_waits_as_often_for_any_number_of_layers_and_adapters(agents, layers):
     with PretendCuda() as gpu:
@@ -206,6 +210,7 @@ def test_an_update_waits_as_often_for_any_number_of_layers_and_adapters(agents, 
         assert gpu.waited <= 12, gpu.waits.most_common()
 
 
+@pytest.mark.slow
 def test_the_rollback_is_one_look_at_all_adapters():
     with PretendCuda() as gpu:
         base = on_gpu(4)
@@ -282,6 +287,7 @@ def test_play_and_joining_hold_keys_and_values_once():
         assert costs[work].peak < 1.3 * live, (work, costs[work].peak / live)
 
 
+@pytest.mark.slow
 def test_the_head_keeps_to_its_formula_and_a_kept_buffer_is_noticed(monkeypatch):
     formula = 2 * 4 * 2**26 + 2 * 2 * 6144 * 2560
     for entropy in (False, True):
@@ -296,6 +302,7 @@ def test_the_head_keeps_to_its_formula_and_a_kept_buffer_is_noticed(monkeypatch)
     assert modelled.head().peak > 1.3 * formula
 
 
+@pytest.mark.slow
 def test_a_planted_copy_wait_or_launch_shows_in_the_costs(monkeypatch):
     """One fault of each kind in a decode step of the lean form."""
     few = replace(models.NAMES["small"], layers=1)

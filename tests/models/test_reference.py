@@ -34,6 +34,7 @@ def start(tmp_path_factory) -> Path:
     return where / "adapters"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [{}, {"algorithm": "dr_mas", "n_samples": 4, "kl_in": "reward"}])
 def test_a_run_that_starts_from_adapters_is_kept_near_them(start, tmp_path, rule):
     train(tmp_path / "initial", start, iterations=2, **FLAT, **rule)
@@ -42,6 +43,7 @@ def test_a_run_that_starts_from_adapters_is_kept_near_them(start, tmp_path, rule
     assert kl(tmp_path / "initial", 1) > 1e-6  # the copies stay, the adapters move
 
 
+@pytest.mark.slow
 def test_a_fresh_run_may_have_either_and_has_the_base(tmp_path):
     train(tmp_path / "default", iterations=2, **FLAT)
     train(tmp_path / "initial", iterations=2, reference="initial", **FLAT)
@@ -52,6 +54,7 @@ def test_a_fresh_run_may_have_either_and_has_the_base(tmp_path):
     assert make(reference="initial", eval_episodes=0).updater.reference is None  # no penalty, no copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [{}, {"reference": "initial"}])
 def test_a_resumed_run_has_the_reference_that_it_began_with(start, tmp_path, named):
     train(tmp_path / "whole", start, iterations=4, **FLAT, **named)
@@ -64,6 +67,7 @@ def test_a_resumed_run_has_the_reference_that_it_began_with(start, tmp_path, nam
         assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_copies_cannot_be_gone_on_with_from_them(tmp_path):
     train(tmp_path / "run", iterations=2, **FLAT)
     with pytest.raises(CheckpointError, match=r"state/reference\.pt"):

@@ -116,6 +116,7 @@ def frozen(runner: OnPolicy) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "mappo", "happo", "grpo"])
 def test_three_iterations_move_only_what_learns(algorithm):
     changes = {"n_samples": 4, "kl_coef": 0.01} if algorithm == "grpo" else {}
@@ -127,6 +128,7 @@ def test_three_iterations_move_only_what_learns(algorithm):
     assert frozen(runner) == base
 
 
+@pytest.mark.slow
 def test_one_copy_of_each_base_however_many_agents_sit_on_it(tmp_path):
     for name, model, tokenizer in (("q", tiny_model(), tiny_tokenizer()), ("l", llama(), llama_tokenizer())):
         model.save_pretrained(tmp_path / name)
@@ -143,6 +145,7 @@ def test_one_copy_of_each_base_however_many_agents_sit_on_it(tmp_path):
     assert isinstance(alone, SharedBase) and alone.hidden_size == 48
 
 
+@pytest.mark.slow
 def test_every_row_is_computed_by_its_own_base():
     runner = make(algorithm="ppo", kl_coef=0.01)
     runner.assign_adapters()
@@ -164,6 +167,7 @@ def test_every_row_is_computed_by_its_own_base():
         assert len(turn.values) == len(turn.action_ids)
 
 
+@pytest.mark.slow
 def test_the_central_critic_reads_a_transcript_in_its_own_tokens():
     runner = make(algorithm="mappo")
     runner.assign_adapters()
@@ -177,6 +181,7 @@ def test_the_central_critic_reads_a_transcript_in_its_own_tokens():
     assert episode.info["task"] in seen and f"first: {episode.turns[0].text}" in seen and seen.endswith("second:")
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     whole = make(tmp_path / "whole", algorithm="ppo")
     whole.run()
@@ -224,6 +229,7 @@ def test_adapters_of_each_base_are_kept_near_those_that_the_run_started_from(rul
     assert max(abs(line[f"ref_kl/{name}"]) for name in TEAM.adapters) > 1e-3
 
 
+@pytest.mark.slow
 def test_async_rollout_keeps_a_copy_on_the_same_base():
     runner = make(algorithm="ppo", async_steps=1, iterations=2)
     runner.run()
@@ -287,6 +293,7 @@ def test_agents_of_one_adapter_name_one_model():
     assert tiny_tokenizer()("12").input_ids != llama_tokenizer()("12").input_ids
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     """Train, resume and evaluate a mixed team; `mafrt info` says who sits where."""
     from mafrt.scripts import evaluate, export, info, show, train
@@ -316,6 +323,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "llama" in Path("out/second/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_served_team_streams_in_each_agents_own_tokens():
     """The text of the pieces is the whole answer, for agents of either tokenizer."""
     runner = make()

@@ -76,6 +76,7 @@ def counted(base, monkeypatch):
     return passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_states_and_gradients_are_those_of_whole_rows(model_type, by_token, monkeypatch):
@@ -99,6 +100,7 @@ def test_states_and_gradients_are_those_of_whole_rows(model_type, by_token, monk
             assert (one - other).abs().max() <= 1e-9 * max(1.0, float(other.abs().max()))
 
 
+@pytest.mark.slow
 def test_an_adapter_that_does_not_learn_acts_and_gets_no_gradient():
     base = team(tiny("qwen3_5_text"), "qwen3_5_text")
     ids, real, index = batch()
@@ -110,6 +112,7 @@ def test_an_adapter_that_does_not_learn_acts_and_gets_no_gradient():
     assert all(p.grad is not None for p in base.adapter_parameters("bob"))
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_read_whole_rows_with_the_same_gradients(monkeypatch):
     base = team(in_double(monkeypatch, "qwen3_5_text"), "qwen3_5_text")
     ids, real, index = batch()

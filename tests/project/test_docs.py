@@ -25,6 +25,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 @pytest.mark.slow  # all together
+@pytest.mark.cases()
 @pytest.mark.parametrize("document", names([path for path in DOCUMENTS if "```python" in path.read_text()]))
 def test_python_snippets_run(document, tmp_path):
     """The blocks of a document run one after the other, as a reader would type them; `Saved as` makes a file first."""
@@ -184,6 +185,7 @@ def test_the_page_of_the_team_file_lists_every_key(tmp_path):
     assert team.names == ("reasoner", "actor", "reviewer") and team.frozen() == ("reviewer",)
 
 
+@pytest.mark.slow
 def test_the_glossary_names_things_that_exist():
     rows = re.findall(r"^\| .+ \| .+ \| (`.+`) \|$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
     sources = "\n".join(

@@ -64,6 +64,7 @@ def few_evaluations(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.cases()
 @pytest.mark.parametrize("name", TRAINING)
 def test_an_example_trains(name, few_evaluations, capsys):
     run(name, 1, 4)

@@ -41,6 +41,7 @@ def test_every_kind_of_extension_has_its_snippet():
     assert all(text.count("\n") < 20 for text in FILES.values())
 
 
+@pytest.mark.slow
 def test_an_environment_with_a_script(capsys):
     save("parity.py", "train_parity.py")
     assert check_env.main(["--env", "parity:Parity"]) == 0
@@ -51,6 +52,7 @@ def test_an_environment_with_a_script(capsys):
     assert evaluate.main(["--load_path", "parity_run", "--k", "1", "--tasks", "2", "--max_new_tokens", "4"]) == 0
 
 
+@pytest.mark.slow
 def test_an_algorithm_with_its_own_loss_and_flag():
     save("flat.py")
     words = ["--algorithm", "flat:Flat", "--scale", "2", "--run_dir", "run", *SHORT]
@@ -61,18 +63,21 @@ def test_an_algorithm_with_its_own_loss_and_flag():
     assert not list(Path("run").rglob("critic.pth"))
 
 
+@pytest.mark.slow
 def test_a_workflow():
     save("blind.py")
     assert train_math.main(["--workflow", "blind:Blind", "--run_dir", "run", *SHORT]) == 0
     assert {turn["agent"] for turn in turns_of("run")} == {"reasoner", "actor"}
 
 
+@pytest.mark.slow
 def test_a_coach():
     save("brief.py")
     assert train_math.main(["--coach", "brief:Brief", "--coach_max_unscored", "1", "--run_dir", "run", *SHORT]) == 0
     assert any("words" in turn.get("coach", {}).get("reason", "") for turn in turns_of("run"))
 
 
+@pytest.mark.slow
 def test_a_provider_of_judges():
     save("house.py")
     words = ["--coach", "house:House:any-model", "--coach_cache", "none", "--run_dir", "run", *SHORT]
@@ -80,12 +85,14 @@ def test_a_provider_of_judges():
     assert {turn["coach"]["score"] for turn in turns_of("run") if turn["text"]} == {6.0}
 
 
+@pytest.mark.slow
 def test_an_engine(capsys):
     save("counted.py")
     assert train_math.main(["--engine", "counted:Counted", "--run_dir", "run", *SHORT]) == 0
     assert "4 requests" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag, main",
     [("--env", train.main), ("--algorithm", train_math.main), ("--workflow", train_math.main),

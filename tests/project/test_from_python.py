@@ -46,6 +46,7 @@ def base():
     return base
 
 
+@pytest.mark.slow
 def test_a_base_answers_one_prompt_or_several_in_their_order(base):
     chat = [{"role": "user", "content": "3 + 4 ="}]
     one = base.generate("3 + 4 =", max_new_tokens=6, temperature=0)

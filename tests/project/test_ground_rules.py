@@ -128,6 +128,7 @@ def sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_ground_rules():
     names = {path.relative_to(ROOT).as_posix(): path for path in sources()}
     found = {name: violations(path.read_text(encoding="utf-8"), name) for name, path in names.items()}
@@ -204,6 +205,7 @@ MACHINE_PATH = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_no_tracked_file_knows_a_machine():
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True

@@ -47,6 +47,8 @@ def test_fast_and_slow_tests_of_a_file_are_given_out_apart():
 class Listed(SimpleNamespace):
     """A test with its marks."""
 
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
     def get_closest_marker(self, name: str) -> SimpleNamespace | None:
         return self.marks.get(name)
 
@@ -62,10 +64,24 @@ def test_the_longest_files_come_first_among_the_fast_tests_and_among_the_slow_on
         Listed(name="longest of the fast", marks={"takes": other}),
     ]
     alone, side_by_side = list(listed), list(listed)
-    pytest_collection_modifyitems(SimpleNamespace(workerinput={}), side_by_side)  # type: ignore[arg-type]
+    pytest_collection_modifyitems(SimpleNamespace(workerinput={}, getoption=lambda name: False), side_by_side)  # type: ignore[arg-type]
     assert [one.name for one in side_by_side] == [
         *("longest of the fast", "fast of a long file", "short"),
         *("slow of a long file", "slow and short"),
     ]
-    pytest_collection_modifyitems(SimpleNamespace(), alone)  # type: ignore[arg-type]
+    pytest_collection_modifyitems(SimpleNamespace(getoption=lambda name: False), alone)  # type: ignore[arg-type]
     assert [one.name for one in alone][:3] == ["short", "fast of a long file", "longest of the fast"]
+
+
+def test_of_slow_tests_some_cases_run_the_first_and_the_last_among_them():
+    marks = {"few": {"slow": True}, "fast": {}, "all": {"slow": True, "cases": SimpleNamespace(args=())}}
+    marks["three"] = {"slow": True, "cases": SimpleNamespace(args=(3,))}
+    listed = [Listed(nodeid=f"a.py::{name}[{n}]", marks=marks[name]) for name in marks for n in range(5)]
+    left_out: list[Listed] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config = SimpleNamespace(getoption=lambda name: name == "few_cases", hook=hook)
+    whole = list(listed)
+    pytest_collection_modifyitems(config, listed)  # type: ignore[arg-type]
+    ran = {name: [n for n in range(5) if f"a.py::{name}[{n}]" in {each.nodeid for each in listed}] for name in marks}
+    assert ran == {"few": [0, 4], "three": [0, 2, 4], "fast": [0, 1, 2, 3, 4], "all": [0, 1, 2, 3, 4]}
+    assert len(left_out) + len(listed) == len(whole)

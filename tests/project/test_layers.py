@@ -8,6 +8,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "scripts": "mafrt.scripts"}
 
@@ -104,6 +106,7 @@ def test_every_folder_has_its_layer():
     assert len([path for path in (ROOT / "mafrt").iterdir() if (path / "__init__.py").exists()]) <= 12
 
 
+@pytest.mark.slow
 def test_imports_run_downwards():
     """Imports inside functions and under TYPE_CHECKING count too."""
     upward = {
@@ -115,6 +118,7 @@ def test_imports_run_downwards():
     assert upward == set()
 
 
+@pytest.mark.slow
 def test_the_drawing_shows_the_imports_as_they_are(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "website"))
     import import_graph
@@ -161,6 +165,7 @@ LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
 HEAVY_FOLDERS = ("mafrt.environment.remote.", "mafrt.scripts.tinker_server.")
 
 
+@pytest.mark.slow
 def test_nothing_heavy_before_arguments_are_parsed():
     heavy = {
         f"{other} by {by}, which {name} needs"

@@ -59,6 +59,7 @@ def test_the_docs_show_the_glossary():
     assert shown == glossary_markdown(), "docs/runs.md is out of date; run: python tests/project/test_metrics.py"
 
 
+@pytest.mark.slow
 def test_everything_that_a_run_writes_is_explained(tmp_path):
     """With all optional parts switched on, so that their metrics appear."""
     from toy import train

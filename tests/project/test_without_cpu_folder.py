@@ -63,6 +63,7 @@ def spoken(folder: Path) -> list[str]:
     return [turn["text"] for episode in lines for turn in episode["turns"]]
 
 
+@pytest.mark.slow
 def test_nothing_names_the_folder_but_the_seam():
     naming = [name for name in modules() if any(n.startswith("mafrt.cpu") for n in imports(name, at_once=False))]
     assert {name for name in naming if not name.startswith("mafrt.cpu")} == set()

@@ -338,6 +338,7 @@ def test_examples_are_what_was_worth_enough_each_once():
     assert found == [("solver", [7]), ("solver", [9]), ("critic", [7])]
 
 
+@pytest.mark.slow
 def test_a_run_that_logs_its_tokens_needs_no_environment(tmp_path):
     runner = make(tmp_path / "run", iterations=1, eval_episodes=0, log_tokens=True)
     runner.run()

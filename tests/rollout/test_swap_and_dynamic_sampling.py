@@ -38,6 +38,7 @@ def test_marft_trains_each_agent_for_five_iterations_unless_told_otherwise():
     assert [plan(i).agents for i in (0, 4, 5, 9, 10)] == [("a",), ("a",), ("b",), ("b",), ("a",)]
 
 
+@pytest.mark.slow
 def test_optimizer_state_travels_with_the_adapter():
     """After a swap, what `first` says moves adapter `second`, and does so with that adapter's own Adam moments."""
     runner = make(None, algorithm="cory", agent_iteration_interval=2, iterations=2, eval_episodes=0)
@@ -71,6 +72,7 @@ def test_optimizer_state_travels_with_the_adapter():
     assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(moments["first"], untouched, strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_resumed_across_a_swap_is_exact(tmp_path):
     whole, cut = cut_and_resumed(tmp_path, 2, algorithm="cory", agent_iteration_interval=3, iterations=5)
     assert whole == cut
@@ -129,6 +131,7 @@ def test_groups_are_replaced_by_the_next_tasks_until_the_limit():
     assert len({start.id for start in starts[-6:]}) == 6
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_resumes_exactly(tmp_path):
     # Short answers of a random base are mostly without a digit, so groups of two are mostly flat.
     settings = {"algorithm": "dapo", "n_samples": 2, "max_new_tokens": 2, "iterations": 4, "dynamic_sampling_rounds": 2}
@@ -144,6 +147,7 @@ def test_dynamic_sampling_resumes_exactly(tmp_path):
 # ---------------------------------------------------------------------------------------- REINFORCE++ with a critic
 
 
+@pytest.mark.slow
 def test_reinforce_pp_trains_its_critic_only_if_it_is_asked_for(tmp_path):
     def run(folder: str, **settings) -> tuple[bool, bool, list[dict]]:
         runner = make(

@@ -283,6 +283,7 @@ def make(run_dir=None, load_path=None, **changes):
     )
 
 
+@pytest.mark.slow
 def test_groups_hold_the_alternatives_of_one_state_and_nothing_else():
     runner = make(n_rollout_threads=6)
     runner.stop = type("Never", (), {"requested": False, "reason": None})()
@@ -321,6 +322,7 @@ def _seeds(runner, episode):
     return seed_of(seed, "draw", draw), seed_of(seed, "episode", draw, 0), task_at(draw, runner.env.num_tasks, seed)
 
 
+@pytest.mark.slow
 def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
     runner = make(tmp_path / "run", iterations=14, n_rollout_threads=8, freeze=("second",), eval_episodes=0)
     before = adapters(runner)
@@ -338,6 +340,7 @@ def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
     assert all("advantage" in turn for turn in [*record["turns"], *record["alternatives"]])
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_exactly(tmp_path, monkeypatch):
     import helpers_runs as loop
 
@@ -386,6 +389,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(changes, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_environments_whose_turns_cannot_be_scored_are_refused_before_anything_is_sampled():
     with pytest.raises(ConfigError, match=r"MathEnv neither pays reasoner in the step .* --coach rules"):
         check_tree(MathEnv(), 4, None)

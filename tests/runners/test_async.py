@@ -31,6 +31,7 @@ def lines(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(tmp_path):
     runner = make(tmp_path / "run", iterations=4, ppo_epoch=2, num_mini_batch=2, **SHORT)
     began: list[dict[str, list[torch.Tensor]]] = []
@@ -61,6 +62,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
     assert weights[0] == pytest.approx(1.0, abs=1e-4) and all(w != pytest.approx(1.0, abs=1e-5) for w in weights[1:])
 
 
+@pytest.mark.slow
 def test_it_learns_as_in_turn(tmp_path):
     # In turn, with the same seed: .106 -> .308 at 5e-2, where stale samples are too far off to learn from.
     changes = {"iterations": 28, "n_rollout_threads": 32, "lr": 2e-2, "level": "action", "async_steps": 1}
@@ -68,6 +70,7 @@ def test_it_learns_as_in_turn(tmp_path):
     assert summary.after["eval/avg@2"] > summary.before["eval/avg@2"] + 0.1
 
 
+@pytest.mark.slow
 def test_two_runs_are_equal_and_a_stopped_one_goes_on_exactly(tmp_path):
     changes = {"iterations": 5, "eval_interval": 2, "async_steps": 1, "save_interval": 2, "keep_last": 9}
     train(tmp_path / "whole", **changes)
@@ -85,6 +88,7 @@ def test_two_runs_are_equal_and_a_stopped_one_goes_on_exactly(tmp_path):
     assert again.iterations == 5  # the copies are left behind, and it goes on in turn
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt(tmp_path):
     class Late(Digits):
         bounded = True  # it reads a switch in this process
@@ -102,6 +106,7 @@ def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt
     assert resolve(tmp_path / "run").step in (3, 4)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_while_learning_leaves_nobody_playing(tmp_path):
     class Slow(Digits):
         def step(self, actions):

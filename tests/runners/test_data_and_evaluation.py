@@ -148,6 +148,7 @@ def test_an_evaluation_refuses_what_it_would_not_use(words, error, capsys, tmp_p
     assert error in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_named_environment_is_evaluated_on_the_named_data_or_held_out_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("amc.json").write_text(json.dumps(AMC))
@@ -177,6 +178,7 @@ def test_epochs_are_passes_over_the_tasks():
     assert synonym("num_train_epochs").flag == "epochs"
 
 
+@pytest.mark.slow
 def test_new_data_begin_a_pass_of_their_own(tmp_path, caplog):
     """A run that goes on with other tasks, in its folder or in another one, plays each of them once per pass."""
     from helpers_models import tiny_base
@@ -345,6 +347,7 @@ def test_majority_ties_agents_and_intervals():
     assert episode_lines(episodes[:1], {})[0]["answers"]["actor"]["key"] == "7"
 
 
+@pytest.mark.slow
 def test_evaluate_prints_and_writes_everything_that_was_said(tmp_path, capsys):
     out = tmp_path / "numbers.json"
     words = [
@@ -373,6 +376,7 @@ def test_evaluate_prints_and_writes_everything_that_was_said(tmp_path, capsys):
     assert "two agents with different adapters" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_best_adapters_of_a_run_bring_its_base_team_and_environment(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "numbers.json"
     words = ["--env", "sudoku", "--env_kwargs", "brief=true", "--model_name_or_path", "games-base", "--lora_rank", "2"]

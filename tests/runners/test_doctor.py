@@ -123,6 +123,7 @@ class Silent(Env):
         return StepResult({}, {}, True, False, {"outcom": 1.0})
 
 
+@pytest.mark.slow
 def test_a_run_says_it_live_and_in_its_summary(tmp_path, caplog):
     from helpers_models import tiny_base
 
@@ -146,6 +147,7 @@ def test_an_answer_of_one_token_is_not_cut(limit, share):
     assert found["truncated_share/solver"] == share
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_has_no_findings(tmp_path):
     from helpers_models import tiny_base
 

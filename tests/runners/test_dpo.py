@@ -169,6 +169,7 @@ def test_loss_gradient_and_metrics_are_trl_s(seed):
 # -------------------------------------------------------------------------------------------------------- the gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["base", "initial"])
 def test_the_gradient_is_that_of_the_formula_pair_by_pair(reference):
     """Reference: DPO's objective written out over full log-softmax tables, one answer at a time."""
@@ -193,6 +194,7 @@ def test_the_gradient_is_that_of_the_formula_pair_by_pair(reference):
         assert metrics["loss/bob"] == pytest.approx(math.log(2), abs=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(order=st.permutations(range(9)), tokens=st.sampled_from([1, 90, 200, 100_000]))
 def test_neither_micro_batches_nor_padding_nor_order_nor_the_others_change_it(order, tokens):
@@ -278,6 +280,7 @@ def likes(count=24):
     return records
 
 
+@pytest.mark.slow
 def test_preferences_are_learnt_each_agent_its_own(tmp_path):
     runner = offline(tmp_path / "run", records=likes(), rule=Dpo(0.5), epochs=6, held_out=likes(40)[24:])
     silent = weights(runner.base, "cat")
@@ -292,11 +295,13 @@ def test_preferences_are_learnt_each_agent_its_own(tmp_path):
     assert same(silent, weights(runner.base, "cat"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["base", "initial"])
 def test_a_run_that_is_stopped_goes_on_exactly(tmp_path, reference):
     check_resume(tmp_path, records=likes(), rule=Dpo(0.5, reference), held_out=likes(4))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_reference(tmp_path):
     run = tmp_path / "run"
     offline(run, records=likes(), rule=Dpo(0.5), epochs=1).run()

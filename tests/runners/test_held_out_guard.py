@@ -130,6 +130,7 @@ def test_a_full_disk_leaves_the_best_adapters_so_far(tmp_path, monkeypatch, plac
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_adapters_are_destroyed_ends_with_its_best_weights(tmp_path):
     runner = make(
         tmp_path / "run", iterations=10, lr=5e-2, n_rollout_threads=32, eval_interval=8, eval_episodes=5, eval_samples=8

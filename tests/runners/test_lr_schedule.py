@@ -35,6 +35,7 @@ def test_the_pace_of_each_iteration(schedule, warmup, expected):
     assert lr_schedule(9) == (1 if schedule == "constant" else 0)  # a run that goes on beyond its end
 
 
+@pytest.mark.slow
 def test_the_entropy_bonus_falls_to_nothing(monkeypatch, tmp_path):
     falling = make_entropy_schedule(LearnConfig(entropy_schedule="linear"), 4)
     assert [falling(n) for n in (0, 1, 3, 4, 9)] == [1, 0.75, 0.25, 0, 0]
@@ -51,6 +52,7 @@ def test_the_entropy_bonus_falls_to_nothing(monkeypatch, tmp_path):
     assert set(seen) == {0.5, 0.25}
 
 
+@pytest.mark.slow
 def test_a_scheduled_run_is_logged_and_resumes_exactly(tmp_path):
     changes = {"iterations": 4, "lr": 1e-2, "lr_schedule": "linear", "lr_warmup": 1, "save_interval": 2}
     train(tmp_path / "whole", **changes, keep_last=9)
@@ -61,6 +63,7 @@ def test_a_scheduled_run_is_logged_and_resumes_exactly(tmp_path):
     assert all(value == whole[name] for name, value in newest.items())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_settings_that_it_is_given_now(tmp_path):
     run = tmp_path / "run"
     train(run, iterations=2, lr=1e-2, critic_lr=1e-2, opti_eps=1e-6, weight_decay=0.1)

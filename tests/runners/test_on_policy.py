@@ -27,6 +27,7 @@ from mafrt.storage.load_path import resolve
 pytestmark = pytest.mark.takes(fast=40, slow=25)
 
 
+@pytest.mark.slow
 def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
     for level, iterations in (("token", 14), ("action", 16)):
         run = tmp_path / level
@@ -47,6 +48,7 @@ def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
         assert {"first", "second"} <= {p.name for p in resolve(run).path.iterdir()}
 
 
+@pytest.mark.slow
 def test_with_everybody_frozen_nothing_rises_and_nothing_moves(tmp_path):
     runner = make(None, iterations=6, freeze=("all",))
     before = adapters(runner)
@@ -56,6 +58,7 @@ def test_with_everybody_frozen_nothing_rises_and_nothing_moves(tmp_path):
     assert all(same(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tmp_path):
     runner = make(None, iterations=8, agent_iteration_interval=2)
     seen = [adapters(runner)]
@@ -65,6 +68,7 @@ def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tm
         assert same(old[frozen], new[frozen]) and not same(old[learner], new[learner])
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(tmp_path / name, seed=seed, iterations=2)
@@ -72,6 +76,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path):
     assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [0, 3])
 def test_a_run_stopped_by_a_signal_goes_on_exactly(tmp_path, interval):
     settings = {"iterations": 5, "eval_interval": 2, "agent_iteration_interval": interval}
@@ -115,6 +120,7 @@ def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path
     assert hashes(cut) == hashes(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_folder_of_adapters_gives_initial_weights_and_the_critic(tmp_path):
     train(tmp_path / "old", iterations=4)
     start = tmp_path / "weights"
@@ -129,6 +135,7 @@ def test_a_folder_of_adapters_gives_initial_weights_and_the_critic(tmp_path):
     assert json.loads((tmp_path / "new" / "metrics.jsonl").read_text().splitlines()[0])["iteration"] == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
     train(tmp_path / "run", iterations=2)
     newest = resolve(tmp_path / "run").path
@@ -154,6 +161,7 @@ def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_turn():
     class Long(Digits):
         """`first` speaks again after `second`, so a later turn of an agent is covered."""
@@ -206,6 +214,7 @@ def test_freezing_somebody_who_is_not_there_names_the_nearest():
         make(None, freeze=("frist",))
 
 
+@pytest.mark.slow
 def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sampled():
     with pytest.raises(PromptTooLongError, match="'ash' gives 'first' a prompt of"):
         make(None, context_window=20)
@@ -220,6 +229,7 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
         OnPolicy(Digits(), Team.of(["first"]), tiny_base(), settings())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("still", ["first", "second"])
 def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do(still):
     from helpers_models import tiny_base
@@ -246,6 +256,7 @@ def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do
     assert gap({}) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path):
     class Late(Digits):
         bounded = True  # it reads a switch in this process

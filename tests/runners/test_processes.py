@@ -163,6 +163,7 @@ def from_two(from_one, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.cases()
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_number(
     tmp_path, layout, from_one, from_two

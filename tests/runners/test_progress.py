@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 
+import pytest
 from toy import Digits, settings
 
 from mafrt.config.team import Team
@@ -27,6 +28,7 @@ def test_stages_report_to_whoever_listens_and_else_to_nobody():
     assert seen == [("playing", 0, 3), ("playing", 1, 3), ("playing", 3, 3)]
 
 
+@pytest.mark.slow
 def test_a_run_reports_playing_learning_and_evaluating():
     from helpers_models import tiny_base
 

@@ -64,6 +64,7 @@ def test_a_sample_is_one_line_each_and_harmless_on_a_terminal():
     assert payment_problem([]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rewards, info, paid",
     [("{}", '{"outcom": 1.0}', False), ("{}", '{"outcome": 1.0}', True), ('{"second": 1}', "{}", True)],

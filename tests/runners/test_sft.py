@@ -145,6 +145,7 @@ def test_it_is_the_cross_entropy_of_torch():
 # -------------------------------------------------------------------------------------------------------- the gradient
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_formula_answer_by_answer():
     records, base = make_records(), make_base()
     seen, metrics = gradients(records, Sft())
@@ -158,6 +159,7 @@ def test_the_gradient_is_that_of_the_formula_answer_by_answer():
     assert "cat" not in seen and "loss/cat" not in metrics
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(order=st.permutations(range(9)), tokens=st.sampled_from([1, 40, 100, 100_000]))
 def test_neither_micro_batches_nor_padding_nor_order_nor_the_others_change_it(order, tokens):
@@ -228,6 +230,7 @@ def lines(run, name="metrics"):
     return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_files_are_there(tmp_path):
     runner = offline(tmp_path / "run", epochs=25, lr=2e-2, held_out=learnable(14))
     silent = weights(runner.base, "cat")
@@ -283,10 +286,12 @@ def check_resume(tmp_path, **settings):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_exactly(tmp_path):
     check_resume(tmp_path, held_out=learnable(4))
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_longer_but_not_with_other_records(tmp_path):
     run = tmp_path / "run"
     offline(run, epochs=1).run()
@@ -296,6 +301,7 @@ def test_a_run_may_go_on_longer_but_not_with_other_records(tmp_path):
             offline(run, run, epochs=3, **change)
 
 
+@pytest.mark.slow
 def test_sft_then_ppo_then_sft_on_the_same_adapters(tmp_path):
     team = Team.of(["first", "second"])
     renamed = {"ann": "first", "bob": "second"}
@@ -373,6 +379,7 @@ def test_a_chat_that_holds_no_answer_is_refused(tmp_path, record, words):
         read_answers([tmp_path / "r.jsonl"], ("response",), Team.of(("a",)))
 
 
+@pytest.mark.slow
 def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monkeypatch, capsys):
     """Role prompts stand in the prompts of a run, so its recorded team is the one that its episodes belong to."""
     monkeypatch.chdir(tmp_path)
@@ -392,6 +399,7 @@ def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monk
     assert train.command_of(Path("run/checkpoints")) == train.command_of(Path("run")) == "train_math"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_gone_on_from_by_the_command_that_was_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tasks = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(3)]

@@ -41,6 +41,7 @@ def test_a_pair_is_a_better_and_a_worse_answer_to_one_prompt_and_starts_at_ln_2(
     assert pairs_of([]) == []
 
 
+@pytest.mark.slow
 def test_the_reference_moves_every_so_many_iterations_only():
     runner = toy.make(**SPIN, ref_update_freq=2, iterations=4)
     seen = []
@@ -55,6 +56,7 @@ def test_the_reference_moves_every_so_many_iterations_only():
         assert same(after["first@reference"], expected)
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     settings = {**SPIN, "ref_update_freq": 3, "save_interval": 1}
     toy.train(tmp_path / "whole", iterations=3, **settings)

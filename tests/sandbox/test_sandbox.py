@@ -273,6 +273,7 @@ def test_a_dead_zygote_is_started_again_and_counted():
         assert (warm.counts.restarts, warm.counts.repeated) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_zygote_that_dies_under_a_snippet():
     with WarmSandbox("bwrap", libraries=False) as warm:
         threading.Timer(0.5, warm._zygote.kill).start()
@@ -323,6 +324,7 @@ def test_closing_ends_what_runs():
         warm.execute("pass")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["bwrap", "degraded"])
 def test_killing_the_trainer_ends_everything(tier):
     if why := why_not(tier):
@@ -400,6 +402,7 @@ def test_an_unknown_tier(name):
         open_sandbox("bwrap", workers=0)
 
 
+@pytest.mark.slow
 def test_one_sandbox_is_shared(monkeypatch):
     monkeypatch.setattr(factory, "_shared", {})
     first = shared_sandbox("bwrap")
@@ -455,6 +458,7 @@ for tier in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="this is an ordinary user; every other test shows it")
 def test_as_an_ordinary_user(tmp_path):
     """With a copy of the package and an interpreter that the user can read; root's own home is closed to it."""
@@ -484,6 +488,7 @@ def test_as_an_ordinary_user(tmp_path):
         subprocess.run(["rm", "-rf", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_hundreds_of_executions_leave_nothing():
     """The benchmark's `--soak 10000` is the long version."""
     from bench import sandbox as bench

@@ -61,6 +61,7 @@ def test_the_stand_in_runs_plain_code_too(server, client):
     assert server.answer({**plain, "language": "cobol", "code": ""})["status"] == "SandboxError"
 
 
+@pytest.mark.slow
 def test_the_official_client_understands_the_stand_in_and_accepts_our_requests(server, client):
     """The protocol is that of `sandbox-fusion` on PyPI, the server's own client, and not what we take it for."""
     official = pytest.importorskip("sandbox_fusion")
@@ -226,6 +227,7 @@ LAST_WORDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", ["0.1", "float('nan')"])
 @pytest.mark.parametrize("last", LAST_WORDS)
 def test_a_result_that_the_snippet_wrote_is_not_believed(client, last, seconds):

@@ -563,6 +563,7 @@ def _bomb() -> bytes:
     return gzip.compress(bytes(2**29), 9)
 
 
+@pytest.mark.slow
 def test_a_gzip_bomb_bursts_inside(tier: Tier) -> None:
     bomb = _bomb()
     code = "import gzip\nopen('copy.gz', 'wb').write(open('bomb.gz', 'rb').read())\ngzip.open('bomb.gz').read()"

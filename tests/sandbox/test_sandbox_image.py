@@ -79,6 +79,7 @@ def test_the_library_and_its_answers_are_out_of_sight(sandbox: Sandbox, installe
     assert said.startswith("shown\n") and "FOUND" not in said and "IMPORTED" not in said
 
 
+@pytest.mark.slow
 def test_no_file_of_ours_is_anywhere(sandbox: Sandbox) -> None:
     code = """
     import os
@@ -167,11 +168,13 @@ def test_the_image_of_this_machine() -> None:
     assert not any(path.startswith(f"{sklearn}/datasets/data") for path in read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["mafrt", "MAFRT", " mafrt , no-such-package,"])
 def test_the_library_cannot_be_declared(more: str) -> None:
     assert "mafrt" not in dict(image(more).packages)
 
 
+@pytest.mark.slow
 def test_further_packages_can_be_declared() -> None:
     assert "yaml" not in dict(image("").packages) and "yaml" in dict(image("PyYAML").packages)
 
@@ -185,6 +188,7 @@ def test_a_part_is_given_without_what_is_hidden(tmp_path: Path) -> None:
     assert (read, listed) == ([f"{a}/b", f"{a}/z.py"], [a])
 
 
+@pytest.mark.slow
 def test_a_virtual_environment_in_tmp(tmp_path: Path) -> None:
     """The snippet's own /tmp hides it, but packages have a place of their own in there."""
     ensure_bubblewrap()

@@ -168,6 +168,8 @@ TAKERS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", TAKERS)
 def test_kernel_memory_is_bounded(sandbox: WarmSandbox, name: str) -> None:
     """256 MiB are allowed. What the machine loses meanwhile is other processes' too, so the bound is generous, and a
@@ -184,6 +186,7 @@ def test_kernel_memory_is_bounded(sandbox: WarmSandbox, name: str) -> None:
     assert sandbox.execute("print('next')").stdout == "next\n"
 
 
+@pytest.mark.slow
 def test_forty_processes_share_the_memory_of_one(sandbox: WarmSandbox) -> None:
     """40 of them, each allowed 1024 MiB by its own limit, took 20 GiB."""
     code = """
@@ -270,6 +273,7 @@ def test_groups_of_a_killed_trainer_are_swept() -> None:
     assert not any(folder.exists() for folder in left)
 
 
+@pytest.mark.slow
 def test_without_control_groups_the_weaker_tier_is_named(monkeypatch, caplog) -> None:
     ensure_bubblewrap()
     monkeypatch.setattr(cgroup, "find", lambda: None)
@@ -346,6 +350,7 @@ open(b"\xff\xfe", "w").write("x")
     assert all(text.isprintable() or text == "" for text in (name.replace("\ufffd", "") for name in shown))
 
 
+@pytest.mark.slow
 def test_walking_is_bounded_by_nothing_of_the_interpreter(tmp_path: Path) -> None:
     here = os.getcwd()
     try:

@@ -135,6 +135,7 @@ def pair():
     return socket.socketpair()
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.none()), st.binary(max_size=2000))
 def test_frames_come_back(message, blob):
     ours, theirs = pair()

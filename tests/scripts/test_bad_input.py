@@ -141,6 +141,7 @@ def test_flags_of_other_libraries_are_answered_with_the_right_one(capsys, flag, 
     assert f"here it is --{right}" in refused(capsys, train_math.main, "--config", "c.yaml")
 
 
+@pytest.mark.slow
 def test_every_synonym_names_a_flag_that_exists():
     scripts = [importlib.import_module(f"mafrt.scripts.{name}") for name in COMMANDS]
     known = {name for script in scripts if hasattr(script, "COMMAND") for name in script.COMMAND.settings()}
@@ -183,6 +184,7 @@ def test_only_regular_files_are_read(tmp_path):
     assert read_file(tmp_path / "f") == b"x" * 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [DEEP, "{" * 5000, "- " * 5000 + "x", "a: &x [1]\na: *x", "? [1]\n: 2\n? [1]\n: 3"])
 def test_yaml_that_is_no_settings_ends_in_a_yaml_error(text):
     with pytest.raises(yaml.YAMLError):

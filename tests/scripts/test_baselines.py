@@ -134,6 +134,7 @@ def test_imitation_takes_the_solved_episodes_and_equal_turns_once():
     assert [record.turns[0].action_ids for record in records] == [[5], [7]]
 
 
+@pytest.mark.slow
 def test_rate_and_passes_of_the_imitation_are_those_that_score_best():
     """A stand-in for the score: the log-probability of what is imitated, and of its opposite."""
     base = tiny_base()

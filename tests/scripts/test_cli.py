@@ -312,6 +312,7 @@ def test_a_flag_of_data_without_data_is_refused(capsys, words, needs):
     assert f"has no effect without {needs}" in refused(capsys, train_math.main, *words)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_more_iterations_behind_it_than_asked_for_is_refused(capsys, workdir):
     short = ["--n_rollout_threads", "2", "--max_new_tokens", "4", "--eval_episodes", "0"]
     assert train_math.main([*short, "--iterations", "2", "--run_dir", "run"]) == 0
@@ -387,6 +388,7 @@ def test_n_agents_that_contradict_the_team(capsys, workdir):
     assert "n_agents is 2" in refused(capsys, train.main, "--env", "my_game:Echo", "--n_agents", 2)
 
 
+@pytest.mark.slow
 def test_bad_environments(capsys, workdir):
     Path("my_game.py").write_text(GOOD_ENV)
     Path("team.json").write_text('[{"role": "singer"}]')
@@ -463,6 +465,7 @@ def lines_of(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_bad_load_paths(capsys, workdir, run):
     before = fingerprint(run)
     for main in (train_math.main, evaluate.main):
@@ -476,6 +479,7 @@ def test_bad_load_paths(capsys, workdir, run):
     assert fingerprint(run) == before
 
 
+@pytest.mark.slow
 def test_missing_and_corrupt_adapters(capsys, workdir, run):
     import shutil
 
@@ -514,6 +518,7 @@ def test_a_run_and_its_files(run):
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_resuming_takes_the_settings_of_the_run(capsys, run, workdir):
     """Without --config, all settings are the run's own; a flag wins, and iterations may be raised."""
     import shutil
@@ -539,6 +544,7 @@ def test_a_run_goes_on_only_with_its_own_script(capsys, workdir, run):
     assert "problem_field" in said and "go on with it by mafrt train_math" in said
 
 
+@pytest.mark.slow
 def test_train_goes_on_with_a_run_of_any_script(workdir, run):
     whole = lines_of(run)
     shutil.copytree(run, "copy")
@@ -546,12 +552,14 @@ def test_train_goes_on_with_a_run_of_any_script(workdir, run):
     assert lines_of(Path("copy"))[:-1] == whole
 
 
+@pytest.mark.slow
 def test_args_yaml_repeats_a_run(run, workdir):
     assert train_math.main(["--config", str(run / "args.yaml"), "--run_dir", "again"]) == 0
     assert Path("again/metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     assert Path("again/args.yaml").read_bytes() == (run / "args.yaml").read_bytes()
 
 
+@pytest.mark.slow
 def test_set_aside_keeps_the_earlier_run(capsys, workdir):
     Path("run").mkdir()
     Path("run/notes.txt").write_text("mine")
@@ -562,6 +570,7 @@ def test_set_aside_keeps_the_earlier_run(capsys, workdir):
     assert Path("run.1/notes.txt").read_text() == "mine" and Path("run/args.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_evaluate_a_run(capsys, workdir, run):
     argv = ["--load_path", str(run), "--k", "2", "--tasks", "3", "--output", "numbers.json"]
     assert evaluate.main(argv) == 0
@@ -577,6 +586,7 @@ def test_evaluate_a_run(capsys, workdir, run):
     assert numbers["settings"]["max_new_tokens"] == 5 and not numbers["greedy_scores"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_records_its_conversations(capsys, workdir, run):
     argv = ["--load_path", str(run), "--k", "1", "--tasks", "3", "--record_dir", "seen", "--transcript_share", "0.99"]
     assert evaluate.main(argv) == 0
@@ -591,12 +601,14 @@ def test_an_evaluation_records_its_conversations(capsys, workdir, run):
     assert "is a run, which records" in refused(capsys, evaluate.main, *argv[:-4], "--record_dir", str(run))
 
 
+@pytest.mark.slow
 def test_evaluate_the_untrained_base_and_single_adapters(capsys, workdir, run):
     short = ["--k", "1", "--tasks", "2", "--max_new_tokens", "4"]
     assert evaluate.main(short) == 0
     assert evaluate.main(["--load_path", str(run / "checkpoints" / "step_000001"), *short]) == 0
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_ones_own_environment(capsys, workdir):
     Path("my_game.py").write_text(GOOD_ENV)
     argv = ["--env", "my_game:Echo", "--env_kwargs", "word=no"]
@@ -611,6 +623,7 @@ def test_train_and_evaluate_ones_own_environment(capsys, workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_trains(name, capsys, workdir):
     """Every rule that `mafrt info --algorithms` lists goes through an iteration and moves somebody's adapter."""
@@ -634,6 +647,7 @@ def test_held_out_problems_are_the_end_of_ones_own_file(tmp_path):
     assert len(training) == 9 and not held_out
 
 
+@pytest.mark.slow
 def test_problems_shared_by_training_and_evaluation_are_reported(capsys, workdir):
     Path("data.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n{"problem": "2 + 2", "answer": "4"}\n')
     argv = ["--dataset_path", "data.jsonl", "--eval_dataset_path", "data.jsonl", *SHORT[2:], "--iterations", "0"]
@@ -710,6 +724,7 @@ def python(*argv: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, timeout=300, **kwargs)
 
 
+@pytest.mark.slow
 def test_help_loads_neither_torch_nor_transformers(tmp_path):
     """`--help` has to come back in well under a second; these imports alone take longer.
 
@@ -729,6 +744,7 @@ def test_help_loads_neither_torch_nor_transformers(tmp_path):
     assert done.stdout.count("usage: ") == len(SCRIPTS)
 
 
+@pytest.mark.slow
 def test_a_script_from_another_folder(tmp_path):
     done = python(str(ROOT / "scripts" / "train_math.py"), "--sed", "2", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""

@@ -68,12 +68,14 @@ def test_a_team_of_three_votes_on_programs_stops_and_goes_on(workdir):
     assert evaluate.main(["--load_path", "run", "--k", "1", "--tasks", "2", "--no-greedy"]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_without_programs_names_no_sandbox(workdir, monkeypatch):
     monkeypatch.setattr(factory, "_shared", {})  # other tests of this process have opened sandboxes
     assert train_math.main(later_wins(*SHORT, "--run_dir", "run", "--iterations", "1")) == 0
     assert [manifest["sandbox_tier"] for manifest in manifests(workdir / "run")] == [None]
 
 
+@pytest.mark.slow
 def test_mathchat_resumes_exactly(workdir):
     words = ["--workflow", "mathchat", "--profile_path", "profiles/mathchat.json", "--coach", "rules", *SHORT]
     assert train_math.main([*words, "--run_dir", "whole"]) == 0
@@ -88,6 +90,7 @@ def test_mathchat_resumes_exactly(workdir):
     assert evaluate.main(["--load_path", "whole", "--k", "1", "--tasks", "2", "--no-greedy"]) == 0
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_sentence(workdir, capsys):
     (workdir / "bad.jsonl").write_text('{"text": "x", "test_list": ["assert f(1 == 2"]}\n')
     (workdir / "good.jsonl").write_text('{"text": "x", "test_list": ["assert f(1) == 2"]}\n')

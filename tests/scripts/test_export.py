@@ -142,6 +142,7 @@ def test_bad_exports_get_a_sentence(run, capsys, argv, says):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen2"])
 def test_gguf_adapters_hold_the_numbers_of_their_peft_folders(tmp_path, family):
     gguf = pytest.importorskip("gguf")

@@ -123,6 +123,7 @@ def mafrt(system: str, folder: Path, *commands: list[str], code: int = 0) -> lis
     return said[:-1]
 
 
+@pytest.mark.slow
 def test_what_linux_alone_has_is_said_or_not_needed(tmp_path):
     for name, text in (("reads_environment", PROGRAM), ("takes_address", ANSWER), ("own", ENV), ("parts", PARTS)):
         (tmp_path / f"{name}.py").write_text(text)

@@ -209,6 +209,7 @@ def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder
     same(folder / run, undisturbed)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero3", marks=NEED_DEEPSPEED)])
@@ -294,6 +295,7 @@ def test_a_folder_that_a_node_does_not_see_is_refused(folder, nodes, monkeypatch
     assert not Path(gone).exists()
 
 
+@pytest.mark.slow
 def test_an_address_where_something_else_listens_is_refused(monkeypatch):
     monkeypatch.setattr(ray_cluster, "JOIN_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="is no Ray cluster"):

@@ -86,6 +86,7 @@ def test_runs_that_differ_in_the_seed_share_a_group(tmp_path):
     assert [run["group"] for run in meta["runs"]] == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_page_without_room_for_all_says_so(tmp_path):
     run = make_run(tmp_path / "run", groups=400)
     data = read_run(run)

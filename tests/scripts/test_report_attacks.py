@@ -50,6 +50,7 @@ def test_a_pipe_and_a_folder_among_transcripts(run):
     assert show.main([str(run), "--episode", "0"]) == 0
 
 
+@pytest.mark.slow
 def test_fifty_thousand_numbers_are_cut_with_a_sentence(run):
     line = json.dumps({"iteration": 1} | {f"m{n}": 1.0 for n in range(50_000)})
     (run / "metrics.jsonl").write_text(f"{line}\n" * 3)

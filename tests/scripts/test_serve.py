@@ -282,6 +282,7 @@ def test_a_row_whose_client_has_left_ends(served, answers):
     assert engine.sampled < 20
 
 
+@pytest.mark.slow
 def test_responses_are_the_engines_too(served):
     _, _, client = served
     reply = client.responses.create(model="actor", input="2+2", temperature=0, max_output_tokens=3)
@@ -359,6 +360,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_chat_in_the_terminal(run, monkeypatch, capsys):
     lines = "Tom has 3 pens and gets 4 more. How many?\n/agent actor\n2 + 2\n/agent nobody\n/what\n/quit\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))

@@ -375,6 +375,7 @@ def test_a_half_sent_request_harms_nobody(served, honest):
     assert client.fetch(client.begin_pass(message))
 
 
+@pytest.mark.slow
 def test_broken_requests_are_refused(tmp_path):
     server = serving(tiny_base(), tmp_path, limits=replace(Limits(), body_s=0.2))
     try:
@@ -387,6 +388,7 @@ def test_broken_requests_are_refused(tmp_path):
         server.close()
 
 
+@pytest.mark.slow
 def test_hundreds_of_open_connections_keep_nobody_out(served, honest):
     client, model = honest
     opened = []

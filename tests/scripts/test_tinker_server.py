@@ -188,6 +188,7 @@ def test_adapters_of_several_clients_share_micro_batches(served):
         np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(alone[1]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sixteen_clients_at_once_cost_the_passes_of_one_with_all_rows(tmp_path):
     server = serving(tiny_base(), tmp_path)
     try:
@@ -213,6 +214,7 @@ def test_sixteen_clients_at_once_cost_the_passes_of_one_with_all_rows(tmp_path):
         server.close()
 
 
+@pytest.mark.slow
 def test_a_step_that_is_refused_leaves_its_adapter_as_it_was(served, monkeypatch):
     """Before its first step and after one, with steps of another adapter in between."""
     client = Client(served)
@@ -307,6 +309,7 @@ def test_where_samples_end(served):
     assert ids(short.tokens) == free[:2] and short.stop_reason == 1
 
 
+@pytest.mark.slow
 def test_more_weights_than_places(tmp_path):
     limits = replace(Limits(), slots=4)
     server = serving(tiny_base(), tmp_path, limits=limits)
@@ -330,6 +333,7 @@ def test_more_weights_than_places(tmp_path):
         server.close()
 
 
+@pytest.mark.slow
 def test_samples_of_many_clients_while_they_train(served):
     def work(n):
         client = Client(served, f"tml-{n}-busy")
@@ -396,6 +400,7 @@ def test_a_refused_request_keeps_its_number(served):
     assert client.learn(model, [datum(ROWS[0][:-1], ROWS[0][1:], weights=[1.0] * 23)])[0] > 0
 
 
+@pytest.mark.slow
 def test_checkpoints_outlive_the_server(tmp_path):
     data = [datum(row[:-1], row[1:], weights=[1.0] * 23) for row in ROWS[:2]]
 

@@ -556,6 +556,7 @@ def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, wo
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, text", lines(LOADED))
 def test_what_only_the_base_can_tell_is_answered_before_anything_is_written(capsys, monkeypatch, here, words, text):
     monkeypatch.setenv("HOME", str(here / "folder"))  # no key of a service lies there

@@ -191,6 +191,7 @@ def test_later_steps_are_set_aside(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ damage
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(tmp_path):
     path = checkpoint.save(tmp_path, 1, parts())
     rng = random.Random(0)
@@ -367,6 +368,7 @@ SMALL_DISK = """
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path):
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} - {tmp_path}"
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -460,6 +462,7 @@ EVERY_STEP = (
 )
 
 
+@pytest.mark.slow
 def test_killed_before_every_single_change_of_the_disk(tmp_path):
     with in_memory(tmp_path) as folder:
         done = run_child(EVERY_STEP, folder)
@@ -503,12 +506,14 @@ RANDOM_KILLS = (
 )
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant(tmp_path):
     with in_memory(tmp_path) as folder:
         steps, saves = map(int, run_child(RANDOM_KILLS, folder, "60").split())
     assert saves > 10 and steps > 10  # most rounds got somewhere before they were killed
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_killed_at_any_instant_on_a_disk(tmp_path):
@@ -529,6 +534,7 @@ def run_child(code: str, *args: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_checkpoints_need_no_torch():
     code = (
         "import sys, mafrt.core.signals\nfrom mafrt.storage import checkpoint, metrics, report, run_dir\n"

@@ -76,6 +76,7 @@ def test_a_resumed_run_has_the_same_lines(tmp_path, whole, die_at):
     assert iterations(path / "timings.jsonl") == iterations(whole / "timings.jsonl")
 
 
+@pytest.mark.slow
 def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
     """A real process, killed at random instants until it gets through."""
     path = tmp_path / "killed"

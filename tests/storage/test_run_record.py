@@ -83,6 +83,7 @@ def refused(capsys, main, *argv):
     return said
 
 
+@pytest.mark.slow
 def test_a_moved_run_goes_on_from_another_directory_without_its_team_file(math_run, tmp_path, monkeypatch, capsys):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -98,6 +99,7 @@ def test_a_moved_run_goes_on_from_another_directory_without_its_team_file(math_r
     assert load_record(Path("again")).agents() == Team.parse(TEAM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file, edit, named",
     [
@@ -116,6 +118,7 @@ def test_an_edited_file_is_named_and_refused(math_run, capsys, file, edit, named
     assert train_math.main(["--load_path", "run", "--iterations", "3"]) == 0  # accepted once, recorded
 
 
+@pytest.mark.slow
 def test_an_edited_rubric_is_named_and_refused(place, capsys):
     Path("mine.md").write_text("Reward short plans. {{said}}\n")
     words = ["--dataset_path", "sums.json", "--profile_path", "team.json", "--run_dir", "run", "--coach", "local"]
@@ -129,6 +132,7 @@ def test_an_edited_rubric_is_named_and_refused(place, capsys):
     assert "the content of coach_rubric" in refused(capsys, train_math.main, "--load_path", "run", "--iterations", "2")
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_is_evaluated_and_its_source_is_watched(place, tmp_path, monkeypatch, capsys):
     kwargs = ["--env_kwargs", "word=no"]
     assert train.main(["--env", "my_echo_game:Echo", *kwargs, "--run_dir", "run", *SHORT]) == 0
@@ -152,6 +156,7 @@ def python_run(path, env, **more):
     )
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_recorded(place, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(place))
     from my_echo_game import Echo

@@ -23,6 +23,7 @@ from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 
 
+@pytest.mark.slow
 def test_tensorboard_has_settings_and_an_episode_of_each_evaluation(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -78,6 +79,7 @@ def service(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2, 4, 5])
 def test_a_run_that_was_killed_shows_each_iteration_once(tmp_path, service, monkeypatch, last):
     """Killed after 0 to 3 iterations beyond a checkpoint or before the first, as a process does: nothing is closed."""
@@ -111,6 +113,7 @@ def test_a_run_that_was_killed_shows_each_iteration_once(tmp_path, service, monk
     assert set(expected) - set(of_run[-1]) <= {(n, "episode") for n in (0, 2, 4)}
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_goes_on_in_the_same_curves_and_a_branch_has_them_all(tmp_path, service, monkeypatch):
     monkeypatch.setattr("mafrt.config.train_config.find_spec", lambda name: name)
     changes = {"save_interval": 2, "eval_interval": 2, "eval_samples": 1, "report_to": "trackio"}

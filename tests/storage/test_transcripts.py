@@ -73,6 +73,7 @@ def test_a_run_records_observations_prompts_rewards_and_advantages(whole):
     assert "advantages" not in evaluation.episodes[0]["turns"][0]
 
 
+@pytest.mark.slow
 def test_recording_changes_no_number(whole, tmp_path):
     make(tmp_path / "bare", iterations=4, eval_interval=2, transcript_share=0.0).run()
     assert not (tmp_path / "bare" / "transcripts").exists()
@@ -80,6 +81,7 @@ def test_recording_changes_no_number(whole, tmp_path):
         assert (tmp_path / "bare" / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_transcripts_of_an_uninterrupted_one(whole, tmp_path):
     folder = tmp_path / "run"
     make(folder, iterations=3, eval_interval=2, save_interval=2).run()

@@ -67,6 +67,7 @@ def test_the_adapter_begins_with_the_last_invocation():
     assert active_from([9, 8, 9, 8, 7], (9, 8)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", ["lean", "expanded"])
 def test_sampler_and_trainer_agree(decoding):
     base = scoped_base()
@@ -85,6 +86,7 @@ def test_sampler_and_trainer_agree(decoding):
         assert torch.allclose(torch.tensor(ours), expected.detach(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_shared_transcripts_do_not_change_gradients():
     """Both agents' rows of one transcript are one family in a packed pass; alone they are not."""
     base = scoped_base()
@@ -117,6 +119,7 @@ def test_the_transcript_is_the_bases_own():
         assert not torch.allclose(ours[0, :, start:], ours[1, :, start:], atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoding", ["lean", "expanded"])
 def test_a_transcript_is_read_once_for_all_agents_and_turns(decoding):
     base = scoped_base()
@@ -192,6 +195,7 @@ def test_the_cache_of_transcripts_has_a_limit():
         assert cache.computed - before == len(prompt)
 
 
+@pytest.mark.slow
 def test_peft_computes_the_same_from_the_exported_folder(tmp_path):
     import copy
 
@@ -241,6 +245,7 @@ def test_engines_that_apply_adapters_everywhere_are_refused():
     check_engine(EngineConfig(), {"a": 8}, {"a": ["q_proj"]}, ["a"])
 
 
+@pytest.mark.slow
 def test_a_run_with_it(tmp_path, capsys):
     """Training, resume, and export from the command line."""
     run = tmp_path / "run"

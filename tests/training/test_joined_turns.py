@@ -72,6 +72,7 @@ def test_every_turn_is_in_the_row_of_one_that_continues_it():
         assert len(rows) == len(ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_gradients_and_log_probabilities_are_those_of_a_pass_for_each_turn(kind, packs, monkeypatch):
