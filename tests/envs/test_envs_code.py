@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for source, words in [
         (tmp_path / "none.jsonl", "does not exist"),
         (tmp_path, "cannot be read"),
-        (write(tmp_path / "empty.jsonl"), "holds no records"),
+        (write(tmp_path / "empty.jsonl"), "is empty; expected records"),
     ]:
         with pytest.raises(DataError, match=words):
             load_tasks(source)
