@@ -120,20 +120,21 @@ def even_chunks(theirs: Form) -> Form:
         later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         pairs = (total.unsqueeze(3) - total.unsqueeze(2)).masked_fill(later, -torch.inf).exp()
         begun, left = total.exp().unsqueeze(3), (total[:, :, -1:] - total).exp().unsqueeze(3)
-        over = begun[:, :, -1:].unbind(1)
+        over = begun[:, :, -1:]
         q, weighted = q * size**-0.5, k * weight
         both = torch.cat((weighted, q), 2) @ k.transpose(2, 3)
         system, read = (both.view(*both.shape[:2], 2, length, length) * pairs.unsqueeze(2)).unbind(2)
         known = torch.cat((v * weight, weighted * begun), 3)
         solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
         values, remembered = (part.unbind(1) for part in solved.split([width, size], 3))
-        written = (k * left).transpose(2, 3).unbind(1)
+        written = (k * left).transpose(2, 3)
         state = q.new_zeros(rows * heads, size, width) if initial_state is None else initial_state.float().flatten(0, 1)
         states, changes = list[Tensor](), list[Tensor]()
         for number in range(count):
             states.append(state)
             changes.append(torch.baddbmm(values[number], remembered[number], state, alpha=-1))
-            state = torch.baddbmm(state * over[number], written[number], changes[number])
+            # Nothing may read the last of these, which an unbound part would have to know.
+            state = torch.baddbmm(state * over[:, number], written[:, number], changes[number])
         out = (q * begun) @ torch.stack(states, 1) + read @ torch.stack(changes, 1)
         out = out.view(rows, heads, count * length, width)[:, :, :tokens].transpose(1, 2)
         kept = state.view(rows, heads, size, width) if output_final_state else None
