@@ -100,7 +100,7 @@ def file_records(path: Path) -> Records:
     suffix = kind_of(path)
     if suffix == ".parquet":
         return _parquet_records(path)
-    if suffix not in SUFFIXES and not path.is_dir():  # of a folder, reading it says so
+    if suffix not in SUFFIXES and path.is_file():  # of what is none, reading it says so
         raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
     text = read_text(path)
     if not text.strip():
