@@ -174,7 +174,9 @@ class Service:
     # ------------------------------------------------------------------------------------------------------- sessions
 
     def create_session(self, owner: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        mine = lambda: sum(session.owner == owner for session in self._sessions.values())  # noqa: E731
+        def mine() -> int:
+            return sum(session.owner == owner for session in self._sessions.values())
+
         self._make_room(mine, self.limits.sessions, "you have {} open sessions; close one")
         self._make_room(lambda: len(self._sessions), self.limits.all_sessions, "there are {} open sessions; wait")
         session = Session(uuid.uuid4().hex, owner, time.monotonic(), messages.read_metadata(body))

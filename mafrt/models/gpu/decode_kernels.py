@@ -173,6 +173,13 @@ def _order(x):
 
 
 @triton.jit
+def _number(order):
+    """The number that `_order` gives this integer."""
+    bits = order.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _from(logits, width, top, heat, bound, N: tl.constexpr):
     """How many tokens come at `bound` or after it in the order of their logits, and their weight together."""
     count, weight = tl.zeros([N], tl.int32), tl.zeros([N], tl.float32)
@@ -239,21 +246,6 @@ def _truncated(logits, temperatures, top_k, top_p, out, width, N: tl.constexpr):
         before += tl.sum(tied.to(tl.int32), 0)
         kept = (order > last) | (tied & (rank <= ties)) | (finite == 0)
         tl.store(out + at, tl.where(kept, x, float("-inf")), mask=at < width)
-
-
-@triton.jit
-def _number(order):
-    """The number that `_order` gives this integer."""
-    bits = order.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-def truncated(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int) -> Tensor:
-    """`decode_ops.truncated`."""
-    logits = logits.contiguous()
-    out = torch.empty_like(logits)
-    _truncated[len(logits),](logits, temperatures, top_k, top_p, out, logits.shape[1], N=VOCABULARY, num_warps=16)
-    return out
 
 
 @triton.jit
@@ -429,6 +421,14 @@ def delta(state: Tensor, qkv: Tensor, whole: Tensor, decay: Tensor, bias: Tensor
         heads * size // keys, size, dim,
         ND=triton.next_power_of_2(size), NV=triton.next_power_of_2(dim), num_warps=8,
     )  # fmt: skip
+    return out
+
+
+def truncated(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int) -> Tensor:
+    """`decode_ops.truncated`."""
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    _truncated[len(logits),](logits, temperatures, top_k, top_p, out, logits.shape[1], N=VOCABULARY, num_warps=16)
     return out
 
 
