@@ -177,6 +177,7 @@ def test_the_printed_command_serves_every_agent(exported, tmp_path):
         stopped(server)
 
 
+@pytest.mark.nightly
 def test_a_team_trains_on_servers_that_one_command_has_started(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

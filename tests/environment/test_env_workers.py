@@ -92,7 +92,7 @@ def test_a_hanging_step_is_killed_and_shown_with_the_user_s_line_and_the_next_ep
     started = time.monotonic()
     with pytest.raises(EnvError) as caught:
         env.step({"b": word})
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60  # and not the word's 1000
     text = str(caught.value)
     assert "Game.step() has not returned within 1 s" in text and "test_env_workers.py, line " in text, text
     assert "--env_timeout_s" in text and "\n" not in text
@@ -333,25 +333,25 @@ def test_a_nursery_that_was_killed_is_replaced():
 
 
 @pytest.mark.slow
-def test_threads_step_workers_side_by_side():
-    class Sleepy(Game):
+def test_threads_step_workers_side_by_side(tmp_path):
+    class Meeting(Game):
         blocking = True
 
         def step(self, actions):
-            time.sleep(0.8)
+            (tmp_path / str(os.getpid())).touch()
+            while len(list(tmp_path.iterdir())) < 8:  # until all are here
+                time.sleep(0.02)
             return super().step(actions)
 
-    env = guarded(Sleepy(), 20)
+    env = guarded(Meeting(), 60)
     sessions = [env.spawn() for _ in range(8)]
     for session in sessions:
         session.reset(seed=0)
     threads = [threading.Thread(target=session.step, args=({"a": "x"},)) for session in sessions]
-    started = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - started < 5  # one after the other: 6.4 s
     assert [session.step_count for session in sessions] == [1] * 8
 
 

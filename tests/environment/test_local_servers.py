@@ -475,7 +475,7 @@ def test_wild_values_anywhere_are_an_answer_or_a_400(served, path):
                 begin = time.monotonic()
                 reply = client.post(f"{url}/{path}", content=json.dumps(body[""]))
                 assert reply.status_code in (200, 400), (place, value, reply.text)
-                assert time.monotonic() - begin < 3, (place, value)
+                assert time.monotonic() - begin < 30, (place, value)
     soon(lambda: server.in_flight == 0)
 
 

@@ -191,7 +191,8 @@ def same(run: Path, other: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("place", ["", "play.1", "learn.0"], ids=["nobody", "playing", "learner"])
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("place", ["learn.0", "play.1", ""], ids=["learner", "playing", "nobody"])
 def test_two_nodes_learn_what_two_processes_learn_also_when_one_is_killed(folder, nodes, undisturbed, place):
     nodes.have(2)
     run = f"run{place}"

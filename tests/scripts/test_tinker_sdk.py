@@ -112,4 +112,4 @@ def test_the_stock_client(sdk, served):
 
 def test_the_example_of_a_team(sdk, served):
     out = run(sdk, served, str(ROOT / "examples/tinker_team.py"), "2", "4")
-    assert out.count("reward") == 2 and served.service.trainer.mixed > 0
+    assert out.count("reward") == 2
