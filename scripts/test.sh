@@ -11,6 +11,9 @@
 # process more than there are cores: a third of the time one of them waits for a sandbox, a server or a timeout.
 # Tests of a file share servers and trained runs: one process runs its fast ones, one its slow ones, the longest files
 # first (tests/conftest.py).
+#
+# A test that fails is run once more, since a busy machine can take a server or a sandbox longer than a test waits; the
+# last lines say which ones passed only then. After six of them nothing is run again: then it is not the machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
@@ -25,6 +28,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Compiled modules are kept, even where the environment asks for none: every process would compile all of them again.
 unset PYTHONDONTWRITEBYTECODE
 side_by_side=(.venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder)
+side_by_side+=(--reruns 1 --max-suite-reruns 6 -rR)
 if [ "${COVERAGE:-}" = 1 ]; then
   # Of the fast tests only: the slow ones run mostly in processes of their own.
   "${side_by_side[@]}" -m "not slow and not ci" --cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=

@@ -192,8 +192,9 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
         for name, kind in classes.items():
             for setting in kind.settings().values():
                 merged.setdefault(setting.name, {})[name] = setting
+        critics = {name for name, kind in classes.items() if kind.critic_input is not None} | set(merged["critic"])
         settings = {"algorithm": _ALGORITHM_FLAG}
-        return settings | {name: _merge(users, classes) for name, users in merged.items()}
+        return settings | {name: _merge(users, classes, critics) for name, users in merged.items()}
 
     @classmethod
     def from_flags(cls, values: Mapping[str, Any], named: Collection[str]) -> AlgorithmSettings:
@@ -295,23 +296,18 @@ def _not_used(algorithm: str, setting: str) -> ConfigError:
     )
 
 
-def _users(users: Collection[str], classes: Mapping[str, type[AlgorithmSettings]]) -> str:
-    """`NAMES: ` of the algorithms that use a setting; empty if all do."""
-    others = [name for name in classes if name not in users]
+def _users(users: Collection[str], names: Collection[str], critics: Collection[str]) -> str:
+    """`NAMES: ` of the algorithms that use a setting; empty if all do. `critics` are those that have a critic."""
+    others = [name for name in names if name not in users]
     if not others:
         return ""
-    if set(users) == {name for name, kind in classes.items() if _has_critic(kind)}:
+    if set(users) == critics:
         return "rules with a critic: "
     few = len(others) < len(users)
     return f"all but {', '.join(others)}: " if few else f"{', '.join(sorted(users))}: "
 
 
-def _has_critic(kind: type[AlgorithmSettings]) -> bool:
-    """Whether the algorithm has a critic, always or by its setting."""
-    return kind.critic_input is not None or "critic" in kind.settings()
-
-
-def _merge(users: Mapping[str, Setting], classes: Mapping[str, type[AlgorithmSettings]]) -> Setting:
+def _merge(users: Mapping[str, Setting], names: Collection[str], critics: Collection[str]) -> Setting:
     """One flag from the same setting of several algorithms."""
     first = next(iter(users.values()))
     for name, setting in users.items():
@@ -329,9 +325,8 @@ def _merge(users: Mapping[str, Setting], classes: Mapping[str, type[AlgorithmSet
         rest = [f"{_show(v)} for {', '.join(names)}" for v, names in by_value.items() if v != usual]
         default = ", ".join([_show(usual), *rest])
     choices = tuple(dict.fromkeys(choice for s in users.values() for choice in s.choices or ())) or None
-    return Setting(
-        first.name, first.kind, None, f"{_users(users, classes)}{told}; default: {default}", True, first.many, choices
-    )
+    help = f"{_users(users, names, critics)}{told}; default: {default}"
+    return Setting(first.name, first.kind, None, help, True, first.many, choices)
 
 
 def _show(value: Any) -> str:
