@@ -41,7 +41,7 @@ class Recipe:
     """of train_sft: how `habit_episodes` are imitated after it; none: they are not"""
     habit_episodes: int = 12
     habit_agents: tuple[str, ...] = ()
-    profile: str | None = None
+    profile: str | Path | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
     max_new_tokens: int = 1
     """of the longest answer in an evaluation, its end not counted"""

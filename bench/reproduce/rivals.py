@@ -3,7 +3,8 @@
 Trains the team of a config with each seed; then one agent alone, an adapter that speaks in all roles, with the same
 episodes and tokens: its rate is the one of RATES that is best on validation tasks with the first seed. The first team
 is evaluated with `--baselines`, whose choices are made on training and validation tasks. Every stage is a mafrt command
-whose results lie in the output folder; a stage that is there is not run again.
+whose results lie in the output folder; a stage that is there is not run again. A game whose form its base has not seen
+starts from imitated legal random play, as in `bench.reproduce.games`; so does the agent alone, by its own adapter.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bench.reproduce._commands import run
+from bench.reproduce.games import RECIPES, start
 from mafrt.core.shipped import SHIPPED
 from mafrt.environment.registry import make_env
 from mafrt.runners.intervals import over_seeds
@@ -49,6 +52,15 @@ def alone(config: Mapping[str, Any], path: Path) -> Path:
     team = [{**{key: value for key, value in agent.items() if key in OWN}, "adapter": "alone"} for agent in agents]
     path.write_text(json.dumps(team), encoding="utf-8")
     return path
+
+
+def begun(args: argparse.Namespace, config: Mapping[str, Any], profile: Path | None = None) -> tuple[object, ...]:
+    """The words that start a run of this team file, or of the config's own, from imitated play, if it needs that."""
+    recipe, out = RECIPES.get(config.get("env", "")), args.output / (profile.stem if profile else "start")
+    if recipe is None or not recipe.legal:
+        return ()
+    out.mkdir(exist_ok=True)
+    return ("--load_path", start(config["env"], replace(recipe, profile=profile or recipe.profile), out))
 
 
 def trained(args: argparse.Namespace, config: Mapping[str, Any], name: str, seed: int, *words: object) -> Path:
@@ -101,19 +113,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = yaml.safe_load((SHIPPED / "configs" / f"{args.config}.yaml").read_text(encoding="utf-8"))
     first, teams, rivals = args.seeds[0], list[Row](), list[Row]()
     words: tuple[object, ...]
+    begin = begun(args, config)
     for seed in args.seeds:
         words = ("--baselines", "--baseline_votes", args.votes) if seed == first else ()
-        own, *beside = evaluated(args, trained(args, config, "team", seed), *words)
+        own, *beside = evaluated(args, trained(args, config, "team", seed, *begin), *words)
         teams.append(own)
         rivals += beside
     profile = alone(config, args.output / "alone.json")
     runs = {config["lr"] * factor: f"alone_{factor:.2g}" for factor in RATES}
-    scores = {}
+    scores, begin = {}, ("--profile_path", profile, *begun(args, config, profile))
     for rate, name in runs.items():
-        words = ("--profile_path", profile, "--lr", rate)
+        words = (*begin, "--lr", rate)
         scores[rate] = on_validation(trained(args, config, name, first, *words))
     best = max(scores, key=lambda rate: scores[rate])
-    words = ("--profile_path", profile, "--lr", best)
+    words = (*begin, "--lr", best)
     single = [evaluated(args, trained(args, config, runs[best], seed, *words))[0] for seed in args.seeds]
     label = f"one agent alone in all roles, at the best of {len(RATES)} rates ({best:.2g})"
     text = table([over("team", teams), over(label, single), *rivals])
