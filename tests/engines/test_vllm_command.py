@@ -78,7 +78,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)

@@ -299,7 +299,7 @@ LONG = int("9" * 400)
 def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
     models, client = served
     body = {"model": "a", "max_tokens": 9, "messages": ASK, **more}
-    reply = httpx.post(f"{client.base_url}/v1/messages", json=body, headers=VERSION)
+    reply = httpx.post(f"{client.base_url}/v1/messages", json=body, headers=VERSION, timeout=60)
     told = reply.json()
     assert reply.status_code == 400 and not models.calls
     assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error" and told["error"]["message"]
@@ -316,7 +316,7 @@ def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
 )
 def test_bytes_that_are_no_request_get_the_same_form(served, content, status, kind):
     _, client = served
-    reply = httpx.post(f"{client.base_url}/v1/messages", content=content, headers=VERSION)
+    reply = httpx.post(f"{client.base_url}/v1/messages", content=content, headers=VERSION, timeout=60)
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
 
 
@@ -326,11 +326,7 @@ def test_wild_texts_do_no_harm(served):
     tool = {"name": "f", "description": "\ud800", "input_schema": {"title": "\ud800"}}
     for stream in (False, True):
         body = {"model": "a", "max_tokens": 9, "system": "\ud800", "messages": ASK, "tools": [tool], "stream": stream}
-        reply = httpx.post(
-            f"{client.base_url}/v1/messages",
-            content=json.dumps(body),
-            headers=VERSION,
-        )
+        reply = httpx.post(f"{client.base_url}/v1/messages", content=json.dumps(body), headers=VERSION, timeout=60)
         assert reply.status_code == 200 and "f\ufffd" in reply.text and "Infinity" not in reply.text
 
 
@@ -365,7 +361,7 @@ def test_a_client_that_asks_again_means_the_same_call(served):
     with pytest.raises(anthropic.APITimeoutError):
         ask(client.with_options(timeout=0.3, max_retries=2))
     assert len(models.calls) == 1
-    until = time.monotonic() + 10
+    until = time.monotonic() + 90
     while (
         models.server.in_flight and time.monotonic() < until
     ):  # a server hears a little later that its client has gone
@@ -468,5 +464,7 @@ def test_several_wait_side_by_side(served):
 
 def test_a_request_without_the_version_is_no_clients_of_this_api(served):
     _, client = served
-    reply = httpx.post(f"{client.base_url}/v1/messages", json={"model": "a", "max_tokens": 9, "messages": ASK})
+    reply = httpx.post(
+        f"{client.base_url}/v1/messages", json={"model": "a", "max_tokens": 9, "messages": ASK}, timeout=60
+    )
     assert reply.status_code == 400 and "anthropic-version" in reply.json()["error"]["message"]

@@ -222,7 +222,7 @@ def test_calls_after_the_end_are_refused(caplog):
     from programs import LATE
 
     assert played("calls_late")[1].info["outcome"] == 0.5
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not LATE and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "410" in LATE[0] and "the episode has ended" in LATE[0]
@@ -234,7 +234,7 @@ def test_an_episode_that_is_given_up_gets_the_standard_error():
     env.reset(seed=1)
     waiting = next(iter(env.unwrapped._calls.values()))
     env.reset(seed=2)
-    error = waiting.answer.exception(timeout=5)
+    error = waiting.answer.exception(timeout=60)
     assert isinstance(error, ApiError) and (error.status, error.code) == (400, "context_length_exceeded")
     env.close()
 
@@ -274,7 +274,7 @@ def test_the_server_refuses_what_is_no_request():
     from mafrt.envs.program.env import SERVER
 
     base = SERVER.open(env.unwrapped._episode)
-    with httpx.Client() as http:
+    with httpx.Client(timeout=60) as http:
         assert http.post(f"{base}/chat/completions", content=b"{").status_code == 400
         assert http.post(f"{base}/chat/completions", content=b"x" * (9 * 2**20)).status_code == 413
         # Told at once, and not when the body has not come in time.

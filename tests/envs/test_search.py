@@ -333,7 +333,7 @@ def test_the_served_corpus_answers_the_environment(tmp_path):
     env = SearchEnv(split="test", retriever=url)
     assert [play(env, world, task, careless=0.0)[1]["outcome"] for task in (0, 299)] == [1.0, 1.0]
     server.should_exit = True
-    thread.join(5)
+    thread.join(60)
 
 
 def test_commands_refuse_before_a_model_is_loaded(tmp_path, capsys):

@@ -339,7 +339,7 @@ sandbox.execute("import os\\nos.execv('/usr/bin/sleep', ['sleep', '7654322'])", 
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     zygote = int(trainer.stdout.readline())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not _sleepers(zygote) and time.monotonic() < deadline:
         time.sleep(0.05)
     victims = [zygote, *descendants(zygote)]

@@ -46,7 +46,7 @@ def busy_trainer(server):
 
 
 def until(true):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
