@@ -86,9 +86,9 @@ def shortened(text: str, limit: int = 80) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The message of an error on one line. Never raises, even if the error's own `__str__` does."""
+    """The message of an error on one line, or its class if it has none. Never raises, even if its `__str__` does."""
     try:
-        return shortened(str(error), 500)
+        return shortened(str(error), 500) or type(error).__name__
     except Exception as failure:
         return f"(its text raises {type(failure).__name__})"
 

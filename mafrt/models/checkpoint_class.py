@@ -17,9 +17,15 @@ OWN_FORMATS = ("bitsandbytes",)
 OTHER_TASKS = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoice", "NextSentencePrediction",
                "PreTraining", "RewardModel", "ImageGeneration", "SpeechSeq2Seq", "CTC")  # fmt: skip
 """ends of the names of classes whose heads do not predict the next token"""
+WANTED = "expected a causal language model, such as Qwen/Qwen3-0.6B"
 
-FORMS = {"architectures": list, "auto_map": dict, "quantization_config": dict}
-"""fields of config.json that are read here"""
+FORMS: dict[str, tuple[type, str]] = {
+    "model_type": (str, "a name"),
+    "architectures": (list, "a list of names"),
+    "auto_map": (dict, "an object"),
+    "quantization_config": (dict, "an object"),
+}
+"""fields of config.json that are read here, and what they are"""
 
 
 def read_config(name: str, path: str) -> dict[str, Any]:
@@ -35,12 +41,11 @@ def read_config(name: str, path: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise ModelError(f"the model {name!r} has a config.json with a {type(found).__name__}; expected a JSON object")
-    for field, kind in FORMS.items():
+    for field, (kind, wanted) in FORMS.items():
         value = found.get(field)
         if value is not None and not (
-            isinstance(value, kind) and (kind is dict or all(isinstance(entry, str) for entry in value))
+            isinstance(value, kind) and (kind is not list or all(isinstance(entry, str) for entry in value))
         ):
-            wanted = "an object" if kind is dict else "a list of names"
             raise ModelError(
                 f"the model {name!r} has {shortened(repr(value))} as {field} in its config.json; expected {wanted}; "
                 "take another copy"
@@ -76,15 +81,14 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    kind, [cls] = str(config.get("model_type", "")), [*(config.get("architectures") or []), ""][:1]
-    what = f"{cls} of type {kind}" if cls else f"a model of type {kind}"
-    wanted = "expected a causal language model, such as Qwen/Qwen3-0.6B"
+    kind, cls, what = _described(config)
     if not trust_remote_code and (kernels := _hub_kernels(config)):
         raise ModelError(
             f"the config.json of the model {name!r} asks for code from a hub ({shortened(kernels[0])}), which is "
             "not run unasked; take the line out, or give --trust_remote_code if you know that code"
         )
-    own_code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    code = config.get("auto_map") or {}
+    own_code = code.get("AutoModelForCausalLM")
     if own_code and not trust_remote_code:
         if kind not in CONFIG_MAPPING_NAMES:
             raise ModelError(
@@ -95,17 +99,22 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     if own_code or not kind:
         return
     if kind not in CONFIG_MAPPING_NAMES:
+        if code:
+            raise ModelError(
+                f"the model {name!r} is {what}, computed by code of its own that names no AutoModelForCausalLM "
+                f"(auto_map has {shortened(', '.join(code))}), so it cannot be loaded as a causal language model; take "
+                "a model that transformers knows"
+            )
         raise ModelError(
             f"the model {name!r} is {what}, which this version of transformers does not know; upgrade transformers, or "
             "take another model"
         )
-    if any(cls.endswith(task) for task in OTHER_TASKS):
-        raise ModelError(f"the model {name!r} is {what}, whose head does not predict the next token; {wanted}")
-    if (config.get("is_encoder_decoder") and not cls.endswith("CausalLM")) or _has_encoder(kind):
-        raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {wanted}")
+    refuse_other_tasks(name, config)
+    if _has_encoder(kind):
+        raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {WANTED}")
     if auto_class(config) is None:
-        raise ModelError(f"the model {name!r} is {what}, which does not write text; {wanted}")
-    quantised = (config.get("quantization_config") or {}).get("quant_method")
+        raise ModelError(f"the model {name!r} is {what}, which does not write text; {WANTED}")
+    quantised = quantised_by(config)
     if not quantised or quantised in OWN_FORMATS:
         return
     if bits:
@@ -113,12 +122,42 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
             f"the model {name!r} is quantised already ({quantised}), so load_in_{bits}bit has no weights to quantise; "
             "take the checkpoint in bfloat16, or leave the flag out"
         )
-    if quantised not in DEQUANTISED:
+    refuse_quantised(name, config)
+    log.warning("%s: its %s weights are turned into ordinary ones, which take more memory.", name, quantised)
+
+
+def refuse_other_tasks(name: str, config: dict[str, Any]) -> None:
+    """Raise ModelError for a class that does not predict the next token of a text. Needs no transformers."""
+    _, cls, what = _described(config)
+    if any(cls.endswith(task) for task in OTHER_TASKS):
+        raise ModelError(f"the model {name!r} is {what}, whose head does not predict the next token; {WANTED}")
+    if config.get("is_encoder_decoder") and not cls.endswith("CausalLM"):
+        raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {WANTED}")
+
+
+def refuse_quantised(name: str, config: dict[str, Any]) -> None:
+    """Raise ModelError for weights that no gradient goes through and that are not loaded otherwise."""
+    quantised = quantised_by(config)
+    if quantised and quantised not in (*DEQUANTISED, *OWN_FORMATS):
         raise ModelError(
             f"the model {name!r} is quantised ({quantised}), and no gradient goes through its layers to the adapters; "
             "take the checkpoint in bfloat16, and --load_in_4bit if memory is short"
         )
-    log.warning("%s: its %s weights are turned into ordinary ones, which take more memory.", name, quantised)
+
+
+def quantised_by(config: dict[str, Any]) -> str | None:
+    """The method by which a checkpoint's weights are quantised; None: they are not."""
+    for part in (config, config.get("text_config")):
+        for field in ("quantization_config", "quantization"):  # MLX writes the second
+            if isinstance(part, dict) and isinstance(own := part.get(field), dict):
+                return str(own.get("quant_method") or "no method named")
+    return None
+
+
+def _described(config: dict[str, Any]) -> tuple[str, str, str]:
+    """Type, class, and both in words; empty where config.json does not say."""
+    kind, [cls] = str(config.get("model_type") or ""), [*(config.get("architectures") or []), ""][:1]
+    return kind, cls, f"{cls} of type {kind}" if cls else f"a model of type {kind}"
 
 
 def _has_encoder(kind: str) -> bool:
@@ -165,7 +204,7 @@ def dequantising(config: dict[str, Any]) -> dict[str, Any]:
     """Arguments for `from_pretrained` that have a quantised checkpoint loaded in ordinary numbers."""
     import transformers
 
-    quantised = (config.get("quantization_config") or {}).get("quant_method")
+    quantised = quantised_by(config)
     if quantised not in DEQUANTISED:
         return {}
     return {"quantization_config": getattr(transformers, DEQUANTISED[quantised])(dequantize=True)}

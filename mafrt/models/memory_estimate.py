@@ -23,6 +23,7 @@ from typing import Any
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, read_text
+from mafrt.models.checkpoint_class import refuse_other_tasks, refuse_quantised
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
@@ -304,7 +305,7 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
 
 
 def model_shape(model: str) -> ModelShape:
-    """Of a known name, or of a folder with a config.json. Raises ConfigError."""
+    """Of a known name, or of a folder with a config.json. Raises ConfigError, and ModelError for another kind."""
     if model in MODEL_SHAPES:
         return MODEL_SHAPES[model]
     path = Path(model).expanduser() / "config.json"
@@ -316,6 +317,9 @@ def model_shape(model: str) -> ModelShape:
             "give one of those names, or the folder of a model."
         ) from None
     try:
+        if isinstance(config, dict):
+            refuse_other_tasks(model, config)
+            refuse_quantised(model, config)
         return shape_of(config)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.bounded_template import check_template_ends
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -81,6 +85,7 @@ def load_pretrained(
             attn_implementation=attention_of(own, loader, attn_implementation),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, with the layer's name
             **quantised,
         )
     except ModelError:
@@ -93,7 +98,7 @@ def load_pretrained(
             "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
         ) from None
     model, info = loaded
-    _check_weights(name_or_path, model, info["missing_keys"])
+    _check_weights(name_or_path, model, info)
     if quantised and not bits:
         # Transformers leaves some of these in bfloat16, whatever format was asked for.
         for parameter in model.parameters():
@@ -116,12 +121,37 @@ def own_format(path: str, trust_remote_code: bool) -> str:
     return "bfloat16" if any(own in (torch.float16, "float16") for own in formats) else "auto"
 
 
-def _check_weights(name_or_path: str, model: Any, missing: Collection[str]) -> None:
-    """ModelError for weights that are missing or not finite."""
-    if lacking := sorted(missing):
+def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[Any]]) -> None:
+    """ModelError for weights that are missing, of another form than the model's, or not finite.
+
+    `info` is what transformers says of loading: the names of tensors that are missing, that have no place in the
+    model, and that have another shape than there. A warning names tensors of parts that the model does not have.
+    """
+    if other := sorted(info["mismatched_keys"]):
+        key, found, expected = other[0]
+        raise ModelError(
+            f"the model {name_or_path!r} has {key} of shape {list(found)}, expected {list(expected)} by its "
+            f"config.json ({len(other)} tensors differ); take another copy, and of a quantised model the checkpoint in "
+            "bfloat16"
+        )
+    if lacking := sorted(info["missing_keys"]):
         raise ModelError(
             f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
             "expected all weights of a causal language model; take another copy, or a model with a language head"
+        )
+    buffers = {path for path, _ in model.named_buffers()}
+    layers = {path for path, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)}
+    extra = sorted(key for key in info["unexpected_keys"] if key not in buffers)
+    # A layer that is here has been saved in another form: its weights alone do not compute what they did.
+    if of_layers := [key for key in extra if key.rpartition(".")[0] in layers]:
+        raise ModelError(
+            f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take ({len(of_layers)} tensors), "
+            "as of a quantised model whose config.json does not say so; take the checkpoint in bfloat16"
+        )
+    if extra:
+        log.warning(
+            "%s: %d tensors of the checkpoint are left out, since %s has no place for them, such as %s",
+            *(name_or_path, len(extra), type(model).__name__, extra[0]),
         )
     # A damaged download would otherwise show only as NaN losses, long after loading.
     for name, parameter in model.named_parameters():

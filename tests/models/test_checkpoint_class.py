@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_families import VOCAB, small, tiny
-from helpers_models import tiny_base, tiny_tokenizer
+from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ModelError
 from mafrt.models.bounded_template import check_template_ends
+from mafrt.models.memory_estimate import model_shape
 from mafrt.models.multi_lora import decoder_blocks
 from mafrt.models.shared_base import SharedBase
 
@@ -50,6 +51,11 @@ def folder_of(tmp_path, config):
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, ("awq", "gradient", "bfloat16")),
         (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}, ("compressed-tensors", "gradient")),
         (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, ("hqq", "gradient")),
+        (LLAMA | {"quantization_config": {"bits": 4}}, ("no method named", "gradient")),
+        (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, ("no method named", "gradient")),  # MLX
+        ({"model_type": "qwen3_vl", "text_config": GPTQ}, ("gptq", "gradient")),
+        ({"model_type": "chatglm", "auto_map": {"AutoModel": "m.M"}}, ("code of its own", "AutoModelForCausalLM")),
+        (LLAMA | {"model_type": 5}, ("model_type", "5", "a name")),
         (LLAMA | {"quantization_config": [1]}, ("quantization_config", "[1]", "an object")),
         (LLAMA | {"architectures": "LlamaForCausalLM"}, ("architectures", "LlamaForCausalLM", "a list of names")),
         (LLAMA | {"architectures": [3]}, ("architectures", "[3]", "a list of names")),
@@ -69,6 +75,44 @@ def test_other_kinds_are_refused_in_a_sentence(config, words, tmp_path):
         SharedBase.load(folder_of(tmp_path, config), device="cpu")
     said = str(caught.value)
     assert all(word in said for word in words) and "\n" not in said and str(tmp_path) in said
+
+
+def checkpoint(folder, change):
+    """A tiny model whose tensors, by name, were changed after it was saved."""
+    from safetensors.torch import load_file, save_file
+
+    tiny_model("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda own: own | {f"{LAYER}.weight_scale_inv": torch.ones(1, 1)}, (f"{LAYER}.weight_scale_inv", "bfloat16")),
+    (lambda own: own | {f"{LAYER}.bias": torch.ones(64)}, (f"{LAYER}.bias",)),
+    (lambda own: own | {f"{LAYER}.weight": own[f"{LAYER}.weight"][:, ::2].contiguous()},
+     (f"{LAYER}.weight", "[64, 16]", "[64, 32]")),
+])  # fmt: skip
+def test_layers_saved_in_another_form_are_refused_by_name(change, words, tmp_path):
+    with pytest.raises(ModelError) as caught:
+        SharedBase.load(checkpoint(tmp_path, change), device="cpu")
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_parts_that_the_model_does_not_have_are_named(tmp_path, caplog):
+    folder = checkpoint(tmp_path, lambda own: own | {"score.weight": torch.ones(1, 32)})
+    SharedBase.load(folder, device="cpu")
+    assert "score.weight" in caplog.text and "LlamaForCausalLM" in caplog.text
+
+
+@pytest.mark.parametrize(("config", "word"), [(LLAMA | GPTQ, "gptq"), ({"model_type": "t5", "architectures": ["T5Model"],
+    "is_encoder_decoder": True}, "encoder-decoder")])  # fmt: skip
+def test_no_memory_is_estimated_of_what_cannot_be_trained(config, word, tmp_path):
+    with pytest.raises(ModelError, match=word):
+        model_shape(folder_of(tmp_path, config))
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])
