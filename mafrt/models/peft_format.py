@@ -289,7 +289,8 @@ def read(
     # The settings are read under the folder's own names, which are of the text alone.
     shapes = {begin + path.removeprefix(own): size for path, size in linear_paths.items() if path.startswith(own)}
     fused = {begin + path.removeprefix(own): size for path, size in experts.items() if path.startswith(own)}
-    _refuse_unlike(config, folder, fused)
+    _refuse_unlike(config, folder)
+    _refuse_parameters(config, folder, fused, base_name)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
     if begin != own:
         layers = _layers(base_name, shapes, fused, config, tensors, folder, {})
@@ -483,17 +484,31 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_unlike(config: dict[str, Any], folder: Path, experts: FusedPaths) -> None:
-    """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
-    unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
-    # Of whole linear layers they are plain LoRA, and of experts what is computed here; others are unknown.
+def _refuse_parameters(config: dict[str, Any], folder: Path, experts: FusedPaths, base_name: str) -> None:
+    """Raise CheckpointError for targeted parameters that are neither whole linear layers nor experts of the base."""
     others = [
         name
         for name in config.get("target_parameters") or ()
         if not str(name).endswith(".weight") and not any(matches(path, str(name)) for path in experts)
     ]
     if others:
-        unsupported.append(f"target_parameters={shortened(str(others))}")
+        of_this, hint = _origin(config, base_name)
+        raise CheckpointError(
+            f"{folder / CONFIG}: found target_parameters={shortened(str(others))}, expected LoRA of linear layers and "
+            f"experts of {base_name}; {'merge the adapter into the base' if of_this else hint}"
+        )
+
+
+def _origin(config: dict[str, Any], base_name: str) -> tuple[bool, str]:
+    """Whether a folder may be an adapter of this base, and the remedy where it is not."""
+    trained_on = config.get("base_model_name_or_path")
+    of_this = not trained_on or Path(str(trained_on)).name == Path(base_name).name
+    return of_this, "load it on the base it was trained on" + (f" ({trained_on})" if trained_on else "")
+
+
+def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
+    """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
+    unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
     # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
         unsupported.append(f"peft_type={config['peft_type']!r}")
@@ -531,9 +546,7 @@ def _layers(
 ) -> dict[str, tuple[int, float]]:
     """Path -> (rank, scaling) of every adapted layer: layers from the tensors, scaling from the config."""
     shapes, where = linear_paths, folder / WEIGHTS
-    trained_on = config.get("base_model_name_or_path")
-    of_this = not trained_on or Path(str(trained_on)).name == Path(base_name).name
-    hint = "load it on the base it was trained on" + (f" ({trained_on})" if trained_on else "")
+    of_this, hint = _origin(config, base_name)
     parameters = [str(name) for name in config.get("target_parameters") or ()]
     fused = [path for path in experts if any(matches(path, name) for name in parameters)]
     stem_of = {**{path: stored.get(path, path) for path in shapes}, **stems(fused, experts, stored)}
