@@ -81,7 +81,7 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    kind, cls, what = _described(config)
+    kind, _, what = _described(config)
     if not trust_remote_code and (kernels := _hub_kernels(config)):
         raise ModelError(
             f"the config.json of the model {name!r} asks for code from a hub ({shortened(kernels[0])}), which is "

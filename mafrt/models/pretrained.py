@@ -91,6 +91,11 @@ def load_pretrained(
     except ModelError:
         raise
     except Exception as error:  # what libraries raise over a file's content has no common class
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the model {name_or_path!r} or its tokenizer comes with code of its own, which is not run unasked; "
+                "read it, and give --trust_remote_code, or take a model that transformers knows"
+            ) from None
         # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
@@ -145,8 +150,8 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
     # A layer that is here has been saved in another form: its weights alone do not compute what they did.
     if of_layers := [key for key in extra if key.rpartition(".")[0] in layers]:
         raise ModelError(
-            f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take ({len(of_layers)} tensors), "
-            "as of a quantised model whose config.json does not say so; take the checkpoint in bfloat16"
+            f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take ({len(of_layers)} "
+            "tensors), as of a quantised model whose config.json does not say so; take the checkpoint in bfloat16"
         )
     if extra:
         log.warning(

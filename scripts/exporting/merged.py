@@ -39,9 +39,9 @@ def base_config(base: str, given: str, name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
     except (OSError, ValueError) as error:
+        why = "code of its own would have to run" if "trust_remote_code" in str(error) else type(error).__name__
         raise ConfigError(
-            f"{given}, but the base {base} cannot be loaded ({type(error).__name__}); give the run its base again, or "
-            f"leave {name} out."
+            f"{given}, but the base {base} cannot be loaded ({why}); give the run its base again, or leave {name} out."
         ) from error
 
 

@@ -12,11 +12,12 @@ from helpers_families import VOCAB, small, tiny
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
-from mafrt.core.errors import CheckpointError, ModelError
+from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.models.bounded_template import check_template_ends
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.multi_lora import decoder_blocks
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.exporting.merged import check_mergeable
 
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -87,6 +88,21 @@ def checkpoint(folder, change):
     return str(folder)
 
 
+def test_a_tokenizer_with_code_of_its_own_names_the_flag(tmp_path):
+    folder = checkpoint(tmp_path, dict)
+    file = tmp_path / "tokenizer_config.json"
+    settings = {"tokenizer_class": "Ours", "auto_map": {"AutoTokenizer": ["tokenization_ours.Ours", None]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(ModelError, match=r"tokenizer.*--trust_remote_code"):
+        SharedBase.load(folder, device="cpu")
+
+
+def test_a_base_with_code_of_its_own_is_not_merged(tmp_path):
+    folder = folder_of(tmp_path, {"model_type": "ours", "auto_map": {"AutoConfig": "configuration_ours.Ours"}})
+    with pytest.raises(ConfigError, match=r"code of its own.*leave merged out"):
+        check_mergeable([folder], {})
+
+
 LAYER = "model.layers.0.mlp.up_proj"
 
 
@@ -108,8 +124,9 @@ def test_parts_that_the_model_does_not_have_are_named(tmp_path, caplog):
     assert "score.weight" in caplog.text and "LlamaForCausalLM" in caplog.text
 
 
-@pytest.mark.parametrize(("config", "word"), [(LLAMA | GPTQ, "gptq"), ({"model_type": "t5", "architectures": ["T5Model"],
-    "is_encoder_decoder": True}, "encoder-decoder")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "word"), [(LLAMA | GPTQ, "gptq"), ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder")]
+)
 def test_no_memory_is_estimated_of_what_cannot_be_trained(config, word, tmp_path):
     with pytest.raises(ModelError, match=word):
         model_shape(folder_of(tmp_path, config))
