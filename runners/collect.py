@@ -96,10 +96,12 @@ class Collector:
         return play() if self.async_rollout is None else self.async_rollout.batch(play)
 
     def start(self, iteration: int, drawn: int) -> None:
-        """Start the background rollout of `iteration` with the current weights; no-op without async rollout."""
-        if self.async_rollout is not None:
-            # The copies are made in this thread, before the learner changes the weights.
-            self.async_rollout.take()
+        """Start the background rollout of `iteration`, if the run has one, with the current weights."""
+        assert self.async_rollout is not None
+        # The copies are made in this thread, before the learner changes the weights. Those of a run that ends here
+        # play when it goes on with more iterations.
+        self.async_rollout.take()
+        if iteration < self.config.run.iterations:
             self.async_rollout.start(partial(self.play, iteration, drawn))
 
     def wait(self) -> None:

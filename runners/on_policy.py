@@ -335,7 +335,7 @@ class OnPolicy:
         if self.collector.async_rollout is None:
             # The engine's cache memory is given back to the learner for the time of the update.
             engines.rest(self.engine)
-        elif iteration + 1 < run.iterations:
+        else:
             self.collector.start(iteration + 1, batch.drawn)
 
         episodes = to_learn(batch.episodes) if tree else batch.episodes

@@ -89,6 +89,16 @@ def test_two_runs_are_equal_and_a_stopped_one_goes_on_exactly(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_that_has_ended_goes_on_as_a_longer_one(tmp_path):
+    changes = {"eval_episodes": 0, "async_steps": 1, "save_interval": 1, "n_rollout_threads": 4}
+    train(tmp_path / "whole", iterations=3, **changes)
+    train(tmp_path / "part", iterations=2, **changes)
+    train(tmp_path / "part", tmp_path / "part", iterations=3, **changes)
+    for file in ("checkpoints/step_000003/first/adapter_model.safetensors", "metrics.jsonl", "episodes.jsonl"):
+        assert (tmp_path / "part" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.slow
 def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt(tmp_path):
     class Late(Digits):
         bounded = True  # it reads a switch in this process
