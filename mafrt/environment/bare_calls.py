@@ -15,6 +15,7 @@ from mafrt.environment.call_values import (
     Unreadable,
     balanced,
     constant,
+    escaped_breaks,
     read_value,
     skip_blanks,
     value_or_text,
@@ -279,14 +280,20 @@ def python_calls(text: str) -> list[Call] | None:
     """The calls of `f(x=1)` or `[f(x=1), ...]`; None if the text is neither."""
     if len(text) > LONGEST:
         return None
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(text) or _parsed(escaped_breaks(text))
+    if tree is None:
         return None
     nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
     if not nodes or not all(isinstance(node, ast.Call) for node in nodes):
         return None
     return [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _python_call(node: ast.Call) -> Call:

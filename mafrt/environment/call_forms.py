@@ -376,7 +376,8 @@ def _braces(text: str, place: int, close: Closing) -> Read:
         elif word := part["word"]:
             plain = re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null", word)
             key = text[end : end + 1] == ":"
-            pieces.append(word if plain and not key else json.dumps(word))
+            # Gemma's template writes null as Python does.
+            pieces.append("null" if word == "None" and not key else word if plain and not key else json.dumps(word))
         else:
             pieces.append(part["string"] or part["sign"] or "")
             depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(part["sign"] or "", 0)

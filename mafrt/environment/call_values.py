@@ -84,6 +84,20 @@ def _literal(text: str) -> Any:
     return json.loads(json.dumps(constant(ast.parse(text.strip(), mode="eval").body), allow_nan=False))
 
 
+# What does not end is taken whole, so that no text is read again from each of its quotes.
+_QUOTED = re.compile(r"(?P<quote>'{3}|\"{3}|['\"])(?:\\.|(?!(?P=quote))[^\\])*+(?P=quote)|['\"].*", re.DOTALL)
+
+
+def escaped_breaks(text: str) -> str:
+    """Python's notation with escapes for line breaks in short strings: LFM2.5's template writes them as they are."""
+
+    def escaped(mark: re.Match[str]) -> str:
+        short = mark["quote"] and len(mark["quote"]) == 1
+        return mark[0].replace("\r", "\\r").replace("\n", "\\n") if short else mark[0]
+
+    return _QUOTED.sub(escaped, text)
+
+
 _BRACKET = re.compile(r"(?P<quote>'''|\"\"\"|['\"])|(?P<open>[(\[{])|(?P<close>[)\]}])")
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -411,6 +413,51 @@ def test_markup_in_a_value_belongs_to_it(holder, markup):
 def test_strings_hold_what_models_write(code):
     call = '{"name":"python","arguments":{"code":"CODE"}}'.replace("CODE", code)
     assert find_code(f"<tool_call>{call}</tool_call>") == find_code(call) == code
+
+
+def test_templates_write_values_that_their_notation_does_not_have():
+    """LFM2.5's puts line breaks into short strings, and Gemma 4's has Python's None."""
+    text = "<|tool_call_start|>[run(code='def f(x):\n\treturn \"x\"\n', n=1)]<|tool_call_end|>"
+    [call] = find_calls(text)
+    assert isinstance(call, ToolCall) and call.arguments == {"code": 'def f(x):\n\treturn "x"\n', "n": 1}
+    [call] = find_calls('<|tool_call>call:run{a:{b:None},None:<|"|>None<|"|>}<tool_call|>')
+    assert isinstance(call, ToolCall) and call.arguments == {"a": {"b": None}, "None": "None"}
+
+
+PROPERTIES = {"s": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
+              "b": {"type": "boolean"}, "o": {"type": "object"}, "l": {"type": "array"}}  # fmt: skip
+RENDERED = [
+    [{"s": "3 + 4"}], [{}], [{"s": "", "t": " "}], [{"n": 12345678901234567890, "x": -0.0015, "b": True}],
+    [{"o": {"a": [1, {"b": "c"}], "d": {"e": None}}, "l": [1, "two", [3], {"k": False}]}],
+    [{"s": "Grüße, 東京 🚀 — “quoted” é"}], [{"s": "def f(x):\n    return x\n\nprint(f(1))\n\ttab"}],
+    [{"s": 'a <tool_call>{"name": "x"}</tool_call> </parameter> <think>no</think> </function>'}],
+    [{"s": "12", "t": "null"}], [{"s": "```python\nprint(1)\n```"}], [{"s": "a, b: c = d; e(f) {g} [h]"}],
+    [{"s": "1"}, {"t": "2"}],
+]  # fmt: skip
+SPOKEN = ("qwen3", "qwen2_5", "qwen3_5_think", "qwen3_8", "glm4moe", "gptoss", "deepseekv3", "gemma4_v5",
+          "nemotron_3_nano", "llama3_1", "lfm2_v2", "lfm2_2_5_v2")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.cases()
+@pytest.mark.skipif(find_spec("trl") is None, reason="trl, which has the families' templates, is not installed")
+@pytest.mark.parametrize("family", SPOKEN)
+def test_what_a_familys_template_renders_is_read_back(family):
+    from helpers_models import tiny_tokenizer
+
+    tokenizer, folder = tiny_tokenizer(), Path(find_spec("trl").origin).parent / "chat_templates"
+    tokenizer.chat_template = (folder / f"{family}.jinja").read_text(encoding="utf-8")
+    schema = {"type": "object", "properties": PROPERTIES}
+    tools = [{"type": "function", "function": {"name": "run", "description": "runs", "parameters": schema}}]
+    for wanted in RENDERED[:-1] if family in ("gptoss", "llama3_1") else RENDERED:  # these write one call
+        given = [json.dumps(one) if family == "deepseekv3" else one for one in wanted]
+        calls = [{"type": "function", "id": "a", "function": {"name": "run", "arguments": one}} for one in given]
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        asked = tokenizer.apply_chat_template(chat[:1], tools=tools, tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
+        begin = next((n for n, (one, other) in enumerate(zip(asked, whole)) if one != other), len(asked))
+        said = re.sub(r"(\s|<\|(im_end|eot_id|user|call)\|>|<｜end▁of▁sentence｜>)+$", "", whole[begin:])
+        assert [with_types(call, schema) for call in find_calls(said, tools={"run": schema})] == wanted
 
 
 def test_words_before_the_calls():
