@@ -43,9 +43,8 @@ def read_config(name: str, path: str) -> dict[str, Any]:
         raise ModelError(f"the model {name!r} has a config.json with a {type(found).__name__}; expected a JSON object")
     for field, (kind, wanted) in FORMS.items():
         value = found.get(field)
-        if value is not None and not (
-            isinstance(value, kind) and (kind is not list or all(isinstance(entry, str) for entry in value))
-        ):
+        names = all(isinstance(entry, str) for entry in value) if isinstance(value, list) else True
+        if value is not None and not (isinstance(value, kind) and names):
             raise ModelError(
                 f"the model {name!r} has {shortened(repr(value))} as {field} in its config.json; expected {wanted}; "
                 "take another copy"

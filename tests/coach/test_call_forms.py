@@ -455,7 +455,7 @@ def test_what_a_familys_template_renders_is_read_back(family):
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
         asked = tokenizer.apply_chat_template(chat[:1], tools=tools, tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
-        begin = next((n for n, (one, other) in enumerate(zip(asked, whole)) if one != other), len(asked))
+        begin = next((n for n, (one, other) in enumerate(zip(asked, whole, strict=False)) if one != other), len(asked))
         said = re.sub(r"(\s|<\|(im_end|eot_id|user|call)\|>|<｜end▁of▁sentence｜>)+$", "", whole[begin:])
         assert [with_types(call, schema) for call in find_calls(said, tools={"run": schema})] == wanted
 
