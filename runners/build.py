@@ -137,6 +137,7 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
         top_k=pick(agent.top_k, play.top_k),
         stop=tuple(agent.stop or ()),
         thinking_budget=play.thinking_budget,
+        thought_opened=play.reasoning == "on",
     )
 
 

@@ -248,6 +248,8 @@ class SamplingParams:
     """JSON schema, as JSON, that the text must fit; empty: none. Only the local engine takes one"""
     thinking_budget: int = 0
     """tokens of thought after which `</think>` is put in; 0: no limit. Only the local engine takes one"""
+    thought_opened: bool = False
+    """whether an answer begins inside a thought though its prompt does not show it (`--reasoning on`)"""
 
     @property
     def truncated(self) -> bool:

@@ -15,6 +15,7 @@ from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.engines.local.thoughts import Thought, ThoughtMarks
+from mafrt.runners.build import sampling_of
 from mafrt.runners.checks import check_sampler
 from mafrt.training.batch import collate
 from mafrt.training.token_scores import token_scores
@@ -45,6 +46,14 @@ def scored(base, turns):
     batch = collate(turns, lambda _: 0, base.pad_id, base.device)
     states = base.forward(batch.input_ids, batch.attention_mask, batch.adapter_index)
     return token_scores(base, batch, states.flatten(0, 1), {"ann": 1.0})
+
+
+def test_a_thought_that_the_prompt_does_not_show_has_the_budget_too(base):
+    config = TrainConfig.of(reasoning="on", thinking_budget=3, max_new_tokens=40)
+    how = sampling_of(config, Team.of(("ann",)), "ann")
+    [answer] = LocalEngine(base, eos_ids=()).generate([Request(base.tokenizer.encode("what?"), "ann", how, 0)])
+    ending = ThoughtMarks(base.tokenizer).ending
+    assert answer.forced == tuple(range(3, 3 + len(ending))) and tuple(answer.ids[3 : 3 + len(ending)]) == tuple(ending)
 
 
 @pytest.mark.slow

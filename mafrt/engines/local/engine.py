@@ -196,7 +196,8 @@ class LocalEngine:
 
         if self._marks is None:
             self._marks = ThoughtMarks(self.base.tokenizer)
-        return Thought(self._marks, request.prompt_ids, request.sampling.thinking_budget)
+        how = request.sampling
+        return Thought(self._marks, request.prompt_ids, how.thinking_budget, opened=how.thought_opened)
 
     def _grammar(self, schema: str, ends: frozenset[int]) -> Grammar:
         if self._grammars is None:

@@ -48,10 +48,11 @@ class Thought:
         marks: of the tokenizer.
         prompt: which the answer follows.
         budget: tokens of thought, after which it is ended.
+        opened: whether it begins inside a thought that the prompt does not show.
     """
 
-    def __init__(self, marks: ThoughtMarks, prompt: Sequence[int], budget: int) -> None:
-        self._marks, self._left, self._inside = marks, budget, marks.opens(prompt)
+    def __init__(self, marks: ThoughtMarks, prompt: Sequence[int], budget: int, *, opened: bool = False) -> None:
+        self._marks, self._left, self._inside = marks, budget, opened or marks.opens(prompt)
         self._pending: list[int] = []
 
     @property
