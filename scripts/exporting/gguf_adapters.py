@@ -92,8 +92,10 @@ def modelfile(agent: AgentSpec, base: str, temperature: float) -> str:
 
 
 def served_by_llama(base: str, adapters: Iterable[str]) -> str:
-    """The command that serves adapters with llama.cpp; a request names its own: `"lora": [{"id": 0, "scale": 1}]`."""
-    words = ["llama-server", "--model", base]
-    for name in adapters:
-        words += ["--lora", f"{name}/{GGUF}"]
-    return shlex.join([*words, "--lora-init-without-apply"])
+    """The command that serves adapters with llama.cpp; a request names its own: `"lora": [{"id": 0, "scale": 1}]`.
+
+    One that names none gets the base. Adapters of `--lora` would all be added up for it, whatever
+    `--lora-init-without-apply` says.
+    """
+    scaled = ",".join(f"{name}/{GGUF}:0" for name in adapters)
+    return shlex.join(["llama-server", "--model", base, "--lora-scaled", scaled])

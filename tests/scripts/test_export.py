@@ -185,7 +185,7 @@ def test_an_export_for_llama_and_ollama(run, tmp_path, capsys):
     target = tmp_path / "team"
     assert export.main([str(run), "--output", str(target), "--gguf", "qwen3:0.6b"]) == 0
     said = capsys.readouterr().out
-    assert "--model qwen3:0.6b --lora reasoner/adapter.gguf --lora actor/adapter.gguf" in said
+    assert "--model qwen3:0.6b --lora-scaled reasoner/adapter.gguf:0,actor/adapter.gguf:0" in said
     assert (target / "actor/adapter.gguf").read_bytes()[:4] == b"GGUF"
     lines = (target / "actor/Modelfile").read_text().splitlines()
     assert lines[:3] == ["FROM qwen3:0.6b", "ADAPTER ./adapter.gguf", "PARAMETER temperature 1"]
