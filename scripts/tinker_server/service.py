@@ -25,7 +25,7 @@ from mafrt.core.text import shortened
 from mafrt.core.types import Request
 from mafrt.environment.local_server import RefusedError
 from mafrt.scripts.serving.engine_queue import Answer, EngineQueue
-from mafrt.scripts.tinker_server import messages
+from mafrt.scripts.tinker_server import adam, messages
 from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Sampler, Shape
 from mafrt.scripts.tinker_server.checkpoints import Checkpoints, Place, at, described, dumps, parse_path, place_of
 from mafrt.scripts.tinker_server.limits import Limits, refused
@@ -437,9 +437,9 @@ class Service:
         stored = self.checkpoints.moments(place) if moments else {}
         if stored is None:
             raise refused(f"{place.path} holds no optimizer state; load it without, or take one of save_state")
+        moments_read = adam.read(stored, self.base.adapter_parameters(adapter.slot))
         self.slots.read(adapter.slot, folder)
-        self.trainer.load_moments(adapter, stored)
-        adapter.gradients = None
+        adapter.moments, adapter.gradient = moments_read, None
 
     def forward_backward(self, owner: str, content: bytes) -> Result:
         message = messages.parse_pass(content)
@@ -510,8 +510,10 @@ class Service:
                 assert model.adapter is not None
                 # Once more: another request may have written it meanwhile.
                 self.checkpoints.refuse_taken(place, owner, overwrite=overwrite)
-                moments = self.trainer.moments(model.adapter) if kind == "weights" else None
-                self.checkpoints.write(place, self.base.adapter_files(model.adapter.slot), moments, about)
+                slot, moments = model.adapter.slot, None
+                if kind == "weights":
+                    moments = adam.stored(model.adapter.moments, self.base.adapter_parameters(slot))
+                self.checkpoints.write(place, self.base.adapter_files(slot), moments, about)
 
             said = "save_weights" if kind == "weights" else "save_weights_for_sampler"
             return save, lambda _: dumps({"type": said, "path": place.path}), False

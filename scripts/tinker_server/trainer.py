@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mafrt.config.train_config import LearnConfig
-from mafrt.models.tensors import copies, floats, integers, largest, moved
+from mafrt.models.tensors import integers, moved
+from mafrt.scripts.tinker_server.adam import Moments, adamw, joined, write
 from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Shape
 from mafrt.scripts.tinker_server.limits import refused
 from mafrt.scripts.tinker_server.messages import AdamStep, Example, PassRequest, PassResult, Scored, ScoreRequest
-from mafrt.training.optimizers import make_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +50,10 @@ class Adapter:
 
     shape: Shape
     slot: str
-    optimizer: torch.optim.Optimizer | None = None
-    gradients: list[Tensor] | None = None
-    """sum since the last step, parameter by parameter; None: none"""
+    moments: Moments | None = None
+    """None before the first step"""
+    gradient: Tensor | None = None
+    """sum since the last step, a row of all parameters' numbers; None: none"""
 
 
 @dataclass(eq=False)
@@ -103,8 +103,6 @@ class Trainer:
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._waiting: dict[object, deque[Job]] = {}
         self._last_s, self._closing = 0.0, False
-        self._copies: list[Tensor] = []
-        self._copied_shapes: tuple[Any, ...] = ()
         threads = torch.get_num_threads()
 
         def run() -> None:
@@ -201,7 +199,7 @@ class Trainer:
         for adapter in learning.values():
             owner = next(job.owner for job in jobs if job.adapter is adapter)
             if owner not in failed:
-                self._add_gradients(adapter, owner, failed)
+                self._add_gradient(adapter, owner, failed)
         self._clear(learning)
         for job in jobs:
             if (why := failed.get(job.owner)) is not None:
@@ -214,16 +212,16 @@ class Trainer:
             for parameter in self.base.adapter_parameters(slot):
                 parameter.grad = None
 
-    def _add_gradients(self, adapter: Adapter, owner: object, failed: dict[object, Exception]) -> None:
+    def _add_gradient(self, adapter: Adapter, owner: object, failed: dict[object, Exception]) -> None:
         parameters = self.base.adapter_parameters(adapter.slot)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if not bool(torch.isfinite(largest(grads))):
+        # A copy, since the gradients of all adapters of a pass may share one block of memory.
+        gradient = joined(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+        if not bool(gradient.isfinite().all()):
             failed[owner] = refused("the gradient is not finite; lower the learning rate or the weights of the loss")
-        elif adapter.gradients is None:
-            # A copy, since the gradients of all adapters of a pass may share one block of memory.
-            adapter.gradients = copies(grads)
+        elif adapter.gradient is None:
+            adapter.gradient = gradient
         else:
-            torch._foreach_add_(adapter.gradients, grads)
+            adapter.gradient += gradient
 
     def _micro_batches(self, jobs: Sequence[Job]) -> list[list[_Row]]:
         """Rows of all jobs in groups, equal beginnings of an adapter side by side, so that they are computed once."""
@@ -357,68 +355,26 @@ class Trainer:
         Raises:
             RefusedError: a weight would be absurd; the adapter is as it was, and its gradients are gone.
         """
-        if adapter.gradients is None:
+        gradient, adapter.gradient = adapter.gradient, None
+        if gradient is None:
             return {"grad_norm:mean": 0.0}
-        parameters = self.base.adapter_parameters(adapter.slot)
-        optimizer = adapter.optimizer
-        # All at once, for the way back: hundreds of small copies would take as long as the step.
-        kept = list(parameters)
-        if optimizer is not None and optimizer.state:
-            kept += [optimizer.state[p][name] for p in parameters for name in MOMENTS]
-            kept += [optimizer.state[p]["step"] for p in parameters]
-        before = self._copied(kept)
-        if adapter.optimizer is None:
-            adapter.optimizer = make_optimizer(
-                parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda")
-            )
-        for group in adapter.optimizer.param_groups:
-            group |= {"lr": how.lr, "betas": how.betas, "eps": how.eps, "weight_decay": how.weight_decay}
-        for parameter, gradient in zip(parameters, adapter.gradients, strict=True):
-            parameter.grad = gradient
-        norm = nn.utils.get_total_norm(adapter.gradients)
+        norm = float(gradient.norm())
         if how.clip > 0:
-            nn.utils.clip_grads_with_norm_(parameters, how.clip, norm)
-        adapter.gradients = None
-        with self.slots.training:
-            adapter.optimizer.step()
-            for parameter in parameters:
-                parameter.grad = None
-            # NaN compares as False.
-            if not float(largest(parameters)) <= LARGEST_WEIGHT:
-                with torch.no_grad():
-                    for own, value in zip(kept, before, strict=True):
-                        own.copy_(value)
-                if len(kept) == len(parameters):
-                    adapter.optimizer.state.clear()
-                self.base.bump(adapter.slot)
-                raise refused(
-                    f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as "
-                    "it was; lower the learning rate"
-                )
-            self.base.bump(adapter.slot)
-        return {"grad_norm:mean": float(norm)}
-
-    @torch.no_grad()
-    def _copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies, which the next call overwrites: new memory for each step would take longer than the step."""
-        shapes = tuple((t.shape, t.device) for t in tensors)
-        if shapes != self._copied_shapes:
-            self._copies, self._copied_shapes = [torch.empty_like(t) for t in tensors], shapes
-        torch._foreach_copy_(self._copies, list(tensors))
-        return self._copies
-
-    def moments(self, adapter: Adapter) -> dict[str, Tensor]:
-        """The optimizer's state as tensors by name, for a file; empty before the first step."""
-        if adapter.optimizer is None or not adapter.optimizer.state:
-            return {}
-        return _moments(adapter.optimizer, self.base.adapter_parameters(adapter.slot))
-
-    def load_moments(self, adapter: Adapter, moments: dict[str, Tensor]) -> None:
-        """Take over the result of `moments`; empty: as before the first step."""
+            gradient = gradient * min(1.0, how.clip / (norm + 1e-6))
         parameters = self.base.adapter_parameters(adapter.slot)
-        adapter.optimizer = make_optimizer(parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda"))
-        if moments:
-            set_moments(adapter.optimizer, parameters, moments)
+        weights = joined(parameters)
+        moments = adamw(weights, gradient, adapter.moments, how)
+        # NaN compares as False.
+        if not float(weights.abs().amax()) <= LARGEST_WEIGHT:
+            raise refused(
+                f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as "
+                "it was; lower the learning rate"
+            )
+        adapter.moments = moments
+        with self.slots.training:
+            write(parameters, weights)
+            self.base.bump(adapter.slot)
+        return {"grad_norm:mean": norm}
 
 
 def _tokens(job: Job) -> int:
@@ -438,32 +394,3 @@ def _wanted(row: _Row) -> tuple[Tensor, Tensor]:
         return torch.arange(first - 1, len(row.tokens) - 1), integers(row.tokens[first:])
     targets = torch.from_numpy(row.example.targets.reshape(-1).copy())
     return torch.arange(len(row.tokens)).repeat_interleave(len(targets) // len(row.tokens)), targets
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def _moments(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
-    found = {
-        f"{name}.{n}": optimizer.state[p][name].detach().cpu().clone()
-        for n, p in enumerate(parameters)
-        for name in MOMENTS
-    }
-    found["step"] = floats([float(optimizer.state[parameters[0]]["step"])])
-    return found
-
-
-def set_moments(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], moments: dict[str, Tensor]
-) -> None:
-    """Write moments that `_moments` has made. Raises RefusedError for those of another adapter."""
-    wanted = {f"{name}.{n}": p.shape for n, p in enumerate(parameters) for name in MOMENTS}
-    shapes = {name: tensor.shape for name, tensor in moments.items() if name != "step"}
-    if "step" not in moments or shapes != wanted:
-        raise refused("the checkpoint's optimizer state does not fit its adapter")
-    step = float(moments["step"])
-    for n, p in enumerate(parameters):
-        optimizer.state[p] = {
-            "step": torch.tensor(step, dtype=torch.float32, device=p.device if p.device.type == "cuda" else "cpu"),
-            **{name: moments[f"{name}.{n}"].to(p.device, p.dtype).clone() for name in MOMENTS},
-        }
