@@ -167,7 +167,7 @@ def _may_be_called(value: Any, home: str) -> bool:
 def _object(path: str, error: type[MafrtError]) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise error(f"{path!r} is not package.module:Class or path/to/file.py:Class; both parts are needed")
+        raise error(f"{path!r} is not package.module:NAME or path/to/file.py:NAME; both parts are needed")
     module = _load_file(path, module_name, error) if module_name.endswith(".py") else _import(path, module_name, error)
     value: Any = module
     for part in attribute.split("."):
@@ -176,14 +176,14 @@ def _object(path: str, error: type[MafrtError]) -> Any:
             raise error(f"{path}: {attribute!r} is no public class or function of the module; name one")
         if not hasattr(value, part):
             own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
-            names = [n for n, v in own.items() if isinstance(v, type)]
-            functions = [n for n, v in own.items() if inspect.isfunction(v)]
-            if names or not functions:
-                raise error(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
-            raise error(f"{path}: {unknown('function', attribute, functions)}")
+            names = [n for n, v in own.items() if isinstance(v, type) or inspect.isfunction(v)]
+            said = (
+                unknown("class or function", attribute, names) if names else "the module defines no class or function"
+            )
+            raise error(f"{path}: {said}")
         value = getattr(value, part)
     if not callable(value):
-        raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class")
+        raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class or function")
     return value
 
 

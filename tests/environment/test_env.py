@@ -555,7 +555,7 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
         ("my_gane:MyGame", {}, "there is no module 'my_gane' in"),
         ("my_game:MyGme", {"width": 3}, "did you mean 'MyGame'?"),
         ("my_game:", {}, "both parts are needed"),
-        ("my_game:three", {}, "'three' is a int, not a class"),
+        ("my_game:three", {}, "'three' is a int, not a class or function"),
         ("my_game:Plain", {}, "Plain is not a subclass of mafrt.Env"),
         ("my_game:MyGame", {"width": 3, "hight": 2}, "There is no setting 'hight'"),
         ("my_game:MyGame", {"width": 3, "dept": 2}, "did you mean 'depth'?"),

@@ -81,10 +81,10 @@ train sudoku --brief off                                        | takes no value
 train                                                           | Name an environment
 train --env nosuch                                              | There is no environment 'nosuch'
 train --env ""                                                  | --env is empty
-train --env parts:Nope                                          | There is no class 'Nope'
+train --env parts:Nope                                          | There is no class or function 'Nope'
 train --env parts                                               | package.module:Class
 train --env nosuchmodule:Class                                  | there is no module 'nosuchmodule'
-train --env parts:value                                         | 'value' is a int, not a class
+train --env parts:value                                         | 'value' is a int, not a class or function
 train --env parts:NoEnv                                         | no reset() and step()
 train --env parts:Silent                                        | returned no observations
 train --env parts:Nameless                                      | '' is not a valid name
@@ -98,7 +98,7 @@ train --env sudoku --env_kwargs '{"a":'                         | not valid JSON
 train --env sudoku --env_kwargs nosuch=3                        | There is no setting 'nosuch'
 train --env sudoku --program prog.py:main                       | exclude each other
 train --program prog.py                                         | both parts are needed
-train --program prog.py:nope                                    | There is no function 'nope'
+train --program prog.py:nope                                    | There is no class or function 'nope'
 train --program nope.py:main                                    | there is no file nope.py
 train --command ""                                              | --command is empty
 train --program prog.py:main --tasks_path empty.jsonl           | holds no tasks
@@ -218,7 +218,7 @@ train_math -lr 3                                                | as in --lr
 train_math seed 3                                               | stands alone
 train_tasks                                                     | give --dataset_path
 train_tasks --dataset_path data.jsonl                           | --reward
-train_tasks --dataset_path data.jsonl --reward prog.py:nope     | There is no function 'nope'
+train_tasks --dataset_path data.jsonl --reward prog.py:nope     | There is no class or function 'nope'
 train_tasks --dataset_path data.jsonl --reward prog.py          | both parts are needed
 train_code --dataset_path data.jsonl                            | holds no tests
 train_code --program_timeout 0                                  | above 0
