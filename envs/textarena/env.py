@@ -23,6 +23,8 @@ FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 """Seed of a split's first game."""
 MOST_PLAYERS = 15
 OPPONENTS = ("self", "random")
+KINDS = ("GAME_BOARD", "GAME_ADMIN")
+"""kinds of message of a brief observation: the board, and what the referee says, such as why a move is illegal"""
 _TAG = re.compile(r"\[(?:GAME|Player \d+|Player)\]")
 _OPEN = re.compile(r"(?:available|valid|legal|possible)[^\n:]*:(.*)", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\]\n]+\]")
@@ -51,6 +53,7 @@ class TextArena(Env):
         held_out_size: int = 200,
         split: str = "train",
         max_turns: int = 64,
+        brief: bool = False,
     ) -> None:
         """Make the game.
 
@@ -64,6 +67,8 @@ class TextArena(Env):
             held_out_size: games of `validation`, and of `test`.
             split: `train`, `validation` or `test`.
             max_turns: turns after which a game is cut.
+            brief: an observation is the game's last board and what the referee has said since, without the rules and
+                the moves so far: for a small base, in a game whose board says it all.
 
         Raises:
             ConfigError: a game or a number of players that is not there.
@@ -74,7 +79,9 @@ class TextArena(Env):
         for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
             if type(value) is not int or not 1 <= value <= 10**6:
                 raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
-        self.name, self.split, self.opponent = name, split, opponent
+        if type(brief) is not bool:
+            raise ConfigError(f"brief is {brief!r}; expected true or false.")
+        self.name, self.split, self.opponent, self.brief = name, split, opponent, brief
         self.num_tasks = size if split == "train" else held_out_size
         self.max_steps = max_turns
         self._chance = random.Random(0).getstate()
@@ -85,6 +92,13 @@ class TextArena(Env):
             raise ConfigError(f"{name} is a game for one player, so that opponent {opponent!r} has no seat.")
         self.agents = tuple(f"player_{seat}" for seat in range(count))
         self.opponents = count > 1 and opponent == "self"
+        if brief or opponent != "self":
+            # A game says what it shows once it has begun, the team in one seat after the other.
+            try:
+                for task in range(count):
+                    self.reset(options={"task": task})
+            except EnvError as error:
+                raise ConfigError(str(error)) from error
 
     def _made(self, config: dict[str, Any]) -> Any:
         try:
@@ -133,6 +147,7 @@ class TextArena(Env):
         except Exception as error:
             why = f"{type(error).__name__}: {error_line(error)}"
             raise EnvError(f"textarena's {self.name} does not begin ({why})") from error
+        self.boards: dict[int, str] = {}
         self.seat = None if self.opponent == "self" else own % len(self.agents)
         observations = self._observe()
         if self._let_others_play(observations):
@@ -161,7 +176,7 @@ class TextArena(Env):
         """Play the scripted seats until it is the team's turn; whether the game is over."""
         while self.seat is not None and self.agents[self.seat] not in observations:
             ((agent, text),) = observations.items()
-            moves = [move for line in _OPEN.findall(text)[-1:] for move in _MOVE.findall(line)]
+            moves = listed_moves(text)
             if not moves:
                 raise EnvError(
                     f"textarena's {self.name} lists no moves in its observations, so that there is no random opponent "
@@ -169,7 +184,13 @@ class TextArena(Env):
                 )
             with self._own_chance():
                 move = random.choice(moves)
-            if self._act(agent, move):
+            over = self._act(agent, move)
+            if getattr(self.game.state, "error_count", 0):
+                raise EnvError(
+                    f"textarena's {self.name} refuses {move}, which it lists as open, so that there is no random "
+                    "opponent for it; leave opponent out"
+                )
+            if over:
                 return True
             observations = self._observe()
         self.seen = dict[str, Observation](observations)
@@ -195,9 +216,20 @@ class TextArena(Env):
         return bool(over)
 
     def _observe(self) -> dict[str, str]:
+        untold: list[Any] = []
+        if self.brief:
+            state = self.game.state
+            untold += state.observations[state.current_player_id]
         with self._own_chance():
             seat, seen = self.game.get_observation()
         text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
+        if self.brief:
+            boards, warnings = ([str(said) for _, said, kind in untold if kind.name == own] for own in KINDS)
+            if boards:  # none after an illegal move
+                self.boards[seat] = boards[-1]
+            if seat not in self.boards:
+                raise EnvError(f"textarena's {self.name} shows no board; leave brief out")
+            text = "\n".join([*warnings, self.boards[seat]])
         return {self.agents[seat]: text}
 
     @contextmanager
@@ -210,6 +242,11 @@ class TextArena(Env):
         finally:
             self._chance = random.getstate()
             random.setstate(kept)
+
+
+def listed_moves(text: str) -> list[str]:
+    """The moves that an observation lists as open, such as `[4]`."""
+    return [move for line in _OPEN.findall(text)[-1:] for move in _MOVE.findall(line)]
 
 
 def without_tags(action: str) -> str:

@@ -79,6 +79,24 @@ def test_a_random_opponent_plays_moves_that_the_game_lists(game):
     assert seats == {"player_0", "player_1"}
 
 
+def test_a_brief_observation_is_the_last_board_and_why_a_move_is_illegal():
+    env = mafrt.make_env("textarena:TicTacToe-v0", brief=True)
+    seen, _ = play(env, 0, ["0", "4", "4", "8"])
+    texts = [next(iter(each.values())) for each in seen]
+    assert texts[0].startswith("Current Board:") and "Available Moves: '[0]'" in texts[0] and "goal" not in texts[0]
+    assert texts[1].startswith("Current Board:\n\n O | 1 | 2") and "placed" not in texts[1]
+    # After the illegal [4] the player sees the reason and the same board.
+    assert [next(iter(each)) for each in seen[2:4]] == ["player_0", "player_0"]
+    assert "already occupied" in texts[3] and texts[3].endswith(texts[2])
+
+
+def test_a_game_that_refuses_a_move_that_it_lists_has_no_random_opponent():
+    with pytest.raises((ConfigError, EnvError), match=r"refuses \[bet X\], which it lists as open"):
+        env = mafrt.make_env("textarena:IndianPoker-v0", opponent="random")  # it lists a form, [bet X]
+        for task in range(20):
+            env.reset(seed=0, options={"task": task})
+
+
 def test_games_of_one_and_of_many_players():
     one = mafrt.make_env("textarena:GuessTheNumber-v0")
     assert one.agents == ("player_0",) and not one.opponents
@@ -124,8 +142,11 @@ def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
         ("TicTacToe-v0", {"config": {"cells": 3}}, "unexpected keyword argument 'cells'"),
         ("TicTacToe-v0", {"opponent": "best"}, "choose one of self, random"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
+        ("Nim-v0", {"opponent": "random"}, "lists no moves in its observations"),
+        ("IteratedMatchingPennies-v0", {"brief": True}, "shows no board; leave brief out"),
         ("TicTacToe-v0", {"split": "dev"}, "choose one of train, validation, test"),
         ("TicTacToe-v0", {"size": 0}, "size is 0"),
+        ("TicTacToe-v0", {"brief": "yes"}, "brief is 'yes'; expected true or false"),
         ("TicTacToe-v0", {"player": 2}, "did you mean 'players'"),
         ("TwentyQuestions-v0", {}, "OPENROUTER_API_KEY|API key"),
     ],
