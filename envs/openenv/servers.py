@@ -101,7 +101,7 @@ class Servers:
                 raise EnvError(f"{server.address} serves another environment than {self.servers[0].address}")
             found = found or schemas
         if found is None:
-            raise EnvDownError(f"no server answers: {self._reasons()}")
+            raise EnvDownError(f"no server answers: {self._reasons()}; start one, or give another address")
         return found
 
     def _get(self, server: Server, path: str) -> Any:

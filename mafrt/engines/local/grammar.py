@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_text, shortened
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _check_size(schema: str) -> None:
     if len(schema) > MOST_CHARACTERS:
         raise ConfigError(f"the JSON schema has {len(schema)} characters, and may have {MOST_CHARACTERS}; shorten it")
     try:
-        parts = [json.loads(schema)]
+        parts = [parse_json(schema)]
     except ValueError as error:
         raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
     while parts:
