@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,21 +39,18 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDING = ".lora_A.weight"
 """of the key of a layer's A"""
-UNLIKE_PLAIN_LORA = (
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "modules_to_save",
-    "trainable_token_indices",
-    "layer_replication",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "fan_in_fan_out",
-    "layers_pattern",
+PLAIN_LORA = frozenset(
+    (
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "alora_invocation_tokens"),
+        *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform"),
+        *("peft_type", "bias", "init_lora_weights", "base_model_name_or_path"),
+        # These tell how it was trained, loaded or begun.
+        *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "revision", "peft_version", "runtime_config"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
+        *("megatron_config", "megatron_core", "qalora_group_size"),
+    )
 )
-"""Settings of a PEFT LoRA folder that change the computation if set; not supported."""
+"""Settings of a PEFT LoRA folder that are read here, or change no answer. Any other is refused where it is set."""
 
 
 _BLOCK = re.compile(r"((?:[^.]+\.)*?)[^.]+\.[0-9]+\.")
@@ -290,7 +287,7 @@ def read(
     shapes = {begin + path.removeprefix(own): size for path, size in linear_paths.items() if path.startswith(own)}
     fused = {begin + path.removeprefix(own): size for path, size in experts.items() if path.startswith(own)}
     _refuse_unlike(config, folder)
-    _refuse_parameters(config, folder, fused, base_name)
+    _refuse_parameters(config, folder, shapes, fused, base_name)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
     if begin != own:
         layers = _layers(base_name, shapes, fused, config, tensors, folder, {})
@@ -484,13 +481,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_parameters(config: dict[str, Any], folder: Path, experts: FusedPaths, base_name: str) -> None:
+def _refuse_parameters(
+    config: dict[str, Any], folder: Path, linear_paths: LinearPaths, experts: FusedPaths, base_name: str
+) -> None:
     """Raise CheckpointError for targeted parameters that are neither whole linear layers nor experts of the base."""
-    others = [
-        name
-        for name in config.get("target_parameters") or ()
-        if not str(name).endswith(".weight") and not any(matches(path, str(name)) for path in experts)
-    ]
+    known = [*experts, *(f"{path}.weight" for path in linear_paths)]
+    others = [name for name in config.get("target_parameters") or () if not any(matches(path, name) for path in known)]
     if others:
         of_this, hint = _origin(config, base_name)
         raise CheckpointError(
@@ -508,7 +504,8 @@ def _origin(config: dict[str, Any], base_name: str) -> tuple[bool, str]:
 
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
     """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
-    unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
+    set_here = [f"{key}={value!r}" for key, value in config.items() if value and key not in PLAIN_LORA]
+    unsupported = [shortened(each) for each in set_here]
     # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
         unsupported.append(f"peft_type={config['peft_type']!r}")
@@ -520,7 +517,7 @@ def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
     if unsupported:
         raise CheckpointError(
             f"{folder / CONFIG}: found {', '.join(unsupported)}, expected plain LoRA on linear layers; "
-            "convert the adapter with PEFT, or merge it into the base"
+            "convert the adapter with PEFT, merge it into the base, or remove a setting that changes no answer"
         )
 
 
@@ -561,8 +558,8 @@ def _layers(
             )
         paths.add(path_of[match[1]])
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
-    if isinstance(wanted, list):
-        wanted = [*wanted, *(name.removesuffix(".weight") for name in parameters)]
+    if isinstance(wanted, list) or (wanted is None and parameters):
+        wanted = [*(wanted or ()), *(name.removesuffix(".weight") for name in parameters)]
     try:
         # An expression is of the names in the folder, which may be others than those in memory.
         meant = _named(wanted, shapes, stem_of) - _named(excluded, shapes, stem_of)
@@ -598,6 +595,12 @@ def _layers(
     try:
         ranks = by_pattern(config.get("rank_pattern"), named, config["r"])
         alphas = by_pattern(config.get("alpha_pattern"), named, config["lora_alpha"])
+        for setting in ("rank_pattern", "alpha_pattern"):
+            if idle := _idle(config.get(setting), [*named, *shapes, *experts]):
+                raise CheckpointError(
+                    f"{folder / CONFIG}: found {shortened(idle[0])!r} in {setting}, expected names of layers of "
+                    f"{base_name}; remove it if it is of no use, or {hint}"
+                )
     except PatternError as error:
         raise CheckpointError(
             f"{folder / CONFIG}: found a pattern of which {error}, expected the names of layers; write them out"
@@ -637,9 +640,17 @@ def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str
 
 def by_pattern(patterns: Mapping[str, Any] | None, paths: Sequence[str], default: Any) -> list[Any]:
     """PEFT's rule for each path: the first pattern that matches it or a dotted end of it. Raises PatternError."""
-    values = list((patterns or {}).values())
-    rows = full_matches([rf"(.*\.)?({pattern})" for pattern in patterns or {}], paths)
+    values, rows = list((patterns or {}).values()), _rows(patterns, paths)
     return [next((v for v, row in zip(values, rows, strict=True) if row[n]), default) for n in range(len(paths))]
+
+
+def _rows(patterns: Iterable[str] | None, paths: Sequence[str]) -> list[list[bool]]:
+    return full_matches([rf"(.*\.)?({pattern})" for pattern in patterns or ()], paths)
+
+
+def _idle(patterns: Mapping[str, Any] | None, paths: Sequence[str]) -> list[str]:
+    """The patterns that match no path. Raises PatternError."""
+    return [pattern for pattern, row in zip(patterns or (), _rows(patterns, paths), strict=True) if not any(row)]
 
 
 def refuse_other_shape(own: AdapterShape, loaded: PeftFolder, *, name: str) -> None:

@@ -135,6 +135,74 @@ def test_settings_that_do_not_fit_the_weights_are_refused(plain, tmp_path, chang
         tiny_base().load_adapter("first", folder)
 
 
+SET = {
+    **dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "ensure_weight_tying"), True),
+    **dict.fromkeys(("modules_to_save", "layers_pattern", "trainable_token_indices", "layer_replication"), ["q_proj"]),
+    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config"), {"x": 1}),
+    # No version of PEFT has these; one that is to come may.
+    "use_something": True,
+    "scale_of_values": 2.5,
+    "another_config": {"x": {"y": 1}},
+    "r_of_keys": [1],
+    "decompose": "all",
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_a_setting_that_is_not_computed_here_is_refused_where_it_is_set(plain, tmp_path, name):
+    folder, base = tmp_path / "first", tiny_base()
+    shutil.copytree(plain, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    for unset in (None, False, [], {}, ""):
+        (folder / "adapter_config.json").write_text(json.dumps({**config, name: unset}))
+        base.load_adapter("first", folder)
+    (folder / "adapter_config.json").write_text(json.dumps({**config, name: SET[name]}))
+    with pytest.raises(CheckpointError, match=f"found {name}="):
+        base.load_adapter("first", folder)
+
+
+def test_all_that_peft_writes_of_plain_lora_is_taken(plain, tmp_path):
+    from peft import LoraConfig
+
+    folder = tmp_path / "first"
+    shutil.copytree(plain, folder)
+    own = json.loads((folder / "adapter_config.json").read_text())
+    LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "v_proj"]).save_pretrained(folder)
+    theirs = json.loads((folder / "adapter_config.json").read_text())
+    told = {"auto_mapping": {"base_model_class": "X", "parent_library": "x", "unsloth_fixed": True}, "revision": "main"}
+    (folder / "adapter_config.json").write_text(json.dumps({**own, **theirs, **told, "lora_dropout": 0.1}))
+    tiny_base().load_adapter("first", folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target_parameters": ["nothing.weight"]},
+        {"target_parameters": ["q_proj.bias"]},
+        {"target_parameters": [""]},
+        {"target_parameters": ["mlp.experts.down_proj"]},
+        {"target_parameters": ["up_proj.weight"]},
+        {"target_modules": None, "target_parameters": ["q_proj.weight", "v_proj.weight", "up_proj.weight"]},
+        {"target_modules": None, "target_parameters": ["q_proj.weight"]},
+        {"rank_pattern": {"nothing": 4}},
+        {"rank_pattern": {"q_proj": 3, "layers.99.v_proj": 3}},
+        {"alpha_pattern": {"nothing": 4}},
+        {"alpha_pattern": {"_proj": 4}},
+        {"alpha_pattern": {"^q_proj$": 4}},
+        {"alpha_pattern": {"": 4}},
+        {"alpha_pattern": {"q_proj": 7, r"blocks\.0\..*": 7}},
+    ],
+)
+def test_names_that_stand_for_nothing_are_refused(plain, tmp_path, change):
+    folder = tmp_path / "first"
+    shutil.copytree(plain, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError) as caught:
+        tiny_base().load_adapter("first", folder)
+    assert any(name in str(caught.value) for name in (*change, "up_proj"))
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8])
 def test_weights_that_are_whole_numbers_are_refused(plain, tmp_path, dtype):
     folder = tmp_path / "first"
