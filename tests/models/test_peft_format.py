@@ -135,10 +135,12 @@ def test_settings_that_do_not_fit_the_weights_are_refused(plain, tmp_path, chang
         tiny_base().load_adapter("first", folder)
 
 
+FLAGS = ("use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "ensure_weight_tying")
+NAMES = ("modules_to_save", "layers_pattern", "trainable_token_indices", "layer_replication")
 SET = {
-    **dict.fromkeys(("use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "ensure_weight_tying"), True),
-    **dict.fromkeys(("modules_to_save", "layers_pattern", "trainable_token_indices", "layer_replication"), ["q_proj"]),
-    **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config"), {"x": 1}),
+    **dict.fromkeys(FLAGS, True),
+    **{name: ["q_proj"] for name in NAMES},
+    **{name: {"x": 1} for name in ("arrow_config", "kasa_config", "monteclora_config")},
     # No version of PEFT has these; one that is to come may.
     "use_something": True,
     "scale_of_values": 2.5,
