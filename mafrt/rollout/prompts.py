@@ -81,14 +81,8 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
     if not template:
         # The schemas of tools stand in the lines like any other message.
         return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
-    from jinja2 import TemplateError
-
-    try:
-        tools = any(message["role"] in (TOOLS, "tool") for message in messages)
-        return stand_ins, _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
-    except (TemplateError, KeyError, TypeError, AttributeError, ValueError) as error:
-        roles = ", ".join(message["role"] for message in messages)
-        raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
+    tools = any(message["role"] in (TOOLS, "tool") for message in messages)
+    return stand_ins, _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -138,15 +132,13 @@ def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
     outputs = [message["content"].strip() for message in messages if message["role"] == "tool"]
     if not outputs:
         return _template(tokenizer, messages)
-    from jinja2 import TemplateError
-
     try:
         text = _template(tokenizer, messages)
         # Some templates write tool messages as JSON, with its escapes.
         if all(output in text or json.dumps(output)[1:-1] in text for output in outputs):
             return text
     # Templates refuse a role that they do not know by raising.
-    except (TemplateError, KeyError, TypeError):
+    except EnvError:
         pass
     plain: list[Message] = []
     for message in messages:
@@ -171,7 +163,11 @@ class _WithTools:
 
 
 def _template(tokenizer: Any, messages: list[Message]) -> str:
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # a template is a program of the base's
+        roles = ", ".join(message["role"] for message in messages)
+        raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
 
 
 def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: OwnTurns) -> list[int]:
