@@ -22,7 +22,7 @@ from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.exporting.cards import Export, agent_card, team_card
 from mafrt.scripts.exporting.gguf_adapters import GGUF, check_gguf, modelfile, served_by_llama, write_gguf_adapter
 from mafrt.scripts.exporting.hub import check_login, push
-from mafrt.scripts.exporting.merged import check_mergeable, write_merged
+from mafrt.scripts.exporting.merged import check_mergeable, of_base, write_merged
 from mafrt.scripts.exporting.scores import last_scores
 from mafrt.scripts.reporting.run_data import read_run
 from mafrt.storage.load_path import resolve_played
@@ -205,8 +205,8 @@ def chat_template(base: str) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base), trust_remote_code=False).chat_template
-    except (OSError, ValueError) as error:
+        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base), **of_base(base)).chat_template
+    except Exception as error:  # what libraries raise over a file's content has no common class
         print(f"The chat template is left out: the tokenizer of {base} cannot be loaded ({type(error).__name__}).")
         return None
     return template if isinstance(template, str) else None

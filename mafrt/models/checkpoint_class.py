@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.core.errors import ModelError
 from mafrt.core.text import shortened
 
@@ -36,7 +37,8 @@ def read_config(name: str, path: str) -> dict[str, Any]:
     from transformers import PretrainedConfig
 
     try:
-        found: dict[str, Any] = PretrainedConfig.get_config_dict(path)[0]
+        local = not permission.is_ours(name)
+        found: dict[str, Any] = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):

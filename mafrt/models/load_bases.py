@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ModelError
 from mafrt.core.shipped import base_folder, require_base
@@ -52,7 +53,9 @@ def check_models(models: Mapping[str, str], *, trust_remote_code: bool = False) 
     for name in names:
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                str(base_folder(name) or name), trust_remote_code=trust_remote_code
+                str(base_folder(name) or name),
+                trust_remote_code=trust_remote_code,
+                local_files_only=not permission.is_ours(name),
             )
         except (OSError, ValueError, KeyError, ImportError):
             continue  # loading the base says why

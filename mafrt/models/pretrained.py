@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.bounded_template import check_template_ends
@@ -72,20 +73,24 @@ def load_pretrained(
     config = read_config(name_or_path, path)
     refuse_other_kinds(name_or_path, config, trust_remote_code=trust_remote_code, bits=bits)
     quantised = quantisation(bits, device) if bits else dequantising(config)
+    # What a run's files name is not asked of a hub: it lies in the user's cache or is typed.
+    where: dict[str, Any] = {
+        "trust_remote_code": trust_remote_code,
+        "local_files_only": not permission.is_ours(name_or_path),
+    }
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, **where)
         check_template_ends(name_or_path, tokenizer)
         loader = auto_class(config) or AutoModelForCausalLM
-        own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        own = AutoConfig.from_pretrained(path, **where)
         loaded: Any = loader.from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
-            dtype=dtype
-            or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, trust_remote_code)),
+            dtype=dtype or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, where)),
             attn_implementation=attention_of(own, loader, attn_implementation),
-            trust_remote_code=trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, with the layer's name
+            **where,
             **quantised,
         )
     except ModelError:
@@ -114,14 +119,14 @@ def load_pretrained(
     return model if bits else model.to(device), tokenizer, path
 
 
-def own_format(path: str, trust_remote_code: bool) -> str:
+def own_format(path: str, where: dict[str, Any]) -> str:
     """The number format of a checkpoint on a GPU: its own, as transformers finds it, but bfloat16 for float16.
 
     A loss is a mean over tens of thousands of tokens: most of each token's gradient is below float16's smallest number.
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(path, **where)
     formats = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
     return "bfloat16" if any(own in (torch.float16, "float16") for own in formats) else "auto"
 

@@ -69,6 +69,8 @@ def load_team(settings: Settings, default: str | None = None) -> Team | None:
         raise ConfigError(f"There is no team file {path}; give the path of one, or one that ships: {names}.")
     team = Team.load(path)
     team.check_size(settings["n_agents"])
+    if permission.run_of(path) is None:  # a file of the user's own
+        permission.typed(agent.model for agent in team.agents)
     return team
 
 
@@ -287,12 +289,23 @@ def work_offline_if_unreachable(model: str) -> None:
     A folder is left alone, and so is a connection through a proxy, which cannot be probed this way.
 
     Raises:
-        ModelError: it is not in the cache either.
+        ModelError: it is not in the cache either, or not there and named by the files of a run alone.
     """
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
     require_base(model)
     if base_folder(model) is not None or not hub_id or Path(model).exists() or os.environ.get("HF_HUB_OFFLINE"):
         return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    try:
+        cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except ValueError:  # no hub has such an id
+        cached = False
+    if not cached and not permission.is_free(model):
+        raise ModelError(
+            f"the run's files name the model {model!r}, which is not in the local cache, and a file is no permission "
+            "to fetch it; type --model_name_or_path, or --trust_run if you know whose run this is"
+        )
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
         return
     place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -307,9 +320,7 @@ def work_offline_if_unreachable(model: str) -> None:
     prober.start()
     prober.join(REACH_S)
     if not reached.is_set():
-        from huggingface_hub import constants, try_to_load_from_cache
-
-        if not isinstance(try_to_load_from_cache(model, "config.json"), str):
+        if not cached:
             if near := difflib.get_close_matches(model, [*SHIPPED_BASES, *FETCHED], n=1, cutoff=0.8):
                 raise ModelError(f"there is no base {model!r}; did you mean {near[0]!r}?")
             raise ModelError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
 
@@ -37,26 +38,38 @@ def base_config(base: str, given: str, name: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        return AutoConfig.from_pretrained(str(base_folder(base) or base), **of_base(base))
+    except Exception as error:  # what libraries raise over a file's content has no common class
         why = "code of its own would have to run" if "trust_remote_code" in str(error) else type(error).__name__
         raise ConfigError(
             f"{given}, but the base {base} cannot be loaded ({why}); give the run its base again, or leave {name} out."
         ) from error
 
 
+def of_base(base: str) -> dict[str, Any]:
+    """How transformers may read a base: no code of its own, and nothing fetched that only a run's files name."""
+    return {"trust_remote_code": False, "local_files_only": not permission.is_ours(base)}
+
+
 def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
-    """Write `target/ADAPTER` with weights, configuration and tokenizer, for each adapter."""
+    """Write `target/ADAPTER` with weights, configuration and tokenizer, for each adapter.
+
+    Raises ModelError or CheckpointError: the base or an adapter cannot be loaded.
+    """
     from peft import PeftModel
-    from transformers import AutoTokenizer
 
-    from mafrt.models.checkpoint_class import auto_class, read_config
+    from mafrt.models.pretrained import load_pretrained
+    from mafrt.models.shared_base import SharedBase
 
-    folder = str(base_folder(base) or base)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    how: dict[str, Any] = {"dtype": "auto", "device": "cpu"}
+    checked = SharedBase.load(base, **how)
+    for name, path in adapters.items():  # PEFT takes folders as they are
+        checked.load_adapter(name, path)
+    del checked
     for name, path in adapters.items():
         # Merging changes it: one load for each.
-        model = auto_class(read_config(base, folder)).from_pretrained(folder, dtype="auto", trust_remote_code=False)
+        how |= {"attn_implementation": "sdpa", "trust_remote_code": False, "bits": None}
+        model, tokenizer, _ = load_pretrained(base, **how)
         merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
         merged.save_pretrained(str(target / name))
         tokenizer.save_pretrained(str(target / name))

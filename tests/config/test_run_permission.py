@@ -7,16 +7,19 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from mafrt.config import permission
 from mafrt.config.resolve import load_object
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import chat, collect, evaluate, export, report, serve_team, show, train, train_math, train_tasks
+from mafrt.scripts.cli.loading import load_team, work_offline_if_unreachable
 
 pytestmark = pytest.mark.takes(fast=15, slow=50)
 
@@ -260,6 +263,68 @@ def test_ones_own_module_outside_the_run_goes_on_working(tmp_path, monkeypatch, 
     assert train.main(["--load_path", "run", "--iterations", "2"]) == 0
     assert train.main(["--config", "run/args.yaml", "--run_dir", "again", "--iterations", "1"]) == 0
     assert evaluate.main(["--load_path", "run", "--k", "1", "--tasks", "1"]) == 0
+
+
+class Hub:
+    """Stands where transformers asks for the files of a hub id."""
+
+    def __init__(self, monkeypatch):
+        self.asked = []
+        for name in ("hf_hub_download", "snapshot_download"):
+            monkeypatch.setattr(f"transformers.utils.hub.{name}", self.download)
+
+    def download(self, repo_id, *_, local_files_only=False, **__):
+        if not local_files_only:
+            self.asked.append(repo_id)
+        raise LocalEntryNotFoundError("not in the cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--merged"], ["--gguf", "base.gguf"]], ids=str)
+@pytest.mark.parametrize("args", ["kept", "broken", "gone", "a pipe", "not text"])
+def test_an_export_fetches_nothing_that_only_a_run_names(run, capsys, tmp_path, monkeypatch, args, words):
+    hub, name = Hub(monkeypatch), "nobody/of-a-run"
+    stored = json.loads((run / "run.json").read_text())
+    change(run, {"base": {**stored["base"], "name": name, "path": None}}, model_name_or_path=name)
+    file = run / "args.yaml"
+    if args != "kept":
+        file.unlink()
+    if args == "a pipe":
+        os.mkfifo(file)
+    elif args in ("broken", "not text"):
+        file.write_bytes(b"a: [" if args == "broken" else b"\xff\xfe")
+    untouched(run, capsys, (export.main, run, "--output", tmp_path / "exported", *words))
+    assert not hub.asked
+    export.main([str(run), "--output", str(tmp_path / "again"), "--trust_run"])
+    assert {*hub.asked} == {name}
+
+
+@pytest.mark.parametrize("name", ["nobody/of-a-run", "gpt0", "a--b", "a..b", "5", "x" * 97])
+def test_a_base_that_only_a_run_names_lies_in_the_cache_or_is_typed(tmp_path, monkeypatch, name):
+    def reached(*_):
+        raise ConnectionError("the hub was asked")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(threading.Thread, "start", reached)
+    with permission.of_command():
+        permission.reading(tmp_path)
+        with pytest.raises(ModelError, match="no permission to fetch it"):
+            work_offline_if_unreachable(name)
+        assert not permission.is_ours(name)
+        permission.typed([name])
+        with pytest.raises(ConnectionError):
+            work_offline_if_unreachable(name)
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_a_team_file_of_ones_own_may_name_a_base(tmp_path, where):
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "run" / "team.json" if where == "inside" else tmp_path / "team.json"
+    file.write_text(json.dumps([{"role": "a", "prompt": "secret", "model": "somebody/base"}]))
+    with permission.of_command():
+        permission.reading(tmp_path / "run")
+        load_team(train.COMMAND.read(["--env", "math", "--profile_path", str(file)]))
+        assert permission.is_ours("somebody/base") is (where == "outside") and not permission.is_ours("secret")
 
 
 def test_a_folder_that_anybody_may_write_to_is_not_searched(tmp_path, monkeypatch):
