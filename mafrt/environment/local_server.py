@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,8 @@ HEAD_BYTES = 65536
 """of the head of a request"""
 HEAD_S = 30.0
 """for the head of a connection's first request"""
+STALLED_S = 1.0
+"""without a byte of a body, after which a request makes room for others; one of this machine is silent for no longer"""
 IDLE_S = 75
 """of a connection between two requests; clients that find it closed open another"""
 
@@ -152,6 +155,8 @@ def _finite(digits: str) -> float:
 def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] = lambda: False, **more: Any) -> Any:
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
+    After these go requests that have not arrived, so that half-sent ones keep nobody out.
+
     A connection has one request at a time: a server that has begun on a second one does not see that its client leaves.
 
     Args:
@@ -167,6 +172,8 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         """Knows since when it has had nothing to do."""
 
         idle_since: float
+        heard: float
+        """when its last bytes came"""
         head_bytes: int | None = None
         """of a head that is not whole"""
 
@@ -175,11 +182,22 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
             super().connection_made(transport)
             self.loop.call_later(HEAD_S, self.end_without_head)
             if len(self.connections) > connections:
-                idle = [each for each in self.connections if each.idle and each is not self]
-                idle.sort(key=lambda each: each.idle_since)
-                # Without an idle one the new one has to go: those in a call have been promised an answer.
-                if idle or not make_room():
-                    (idle[0] if idle else self).transport.close()
+                others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
+                idle = sorted((each for each in others if each.idle), key=lambda each: each.idle_since)
+                arriving = [each for each in others if not each.idle and each.cycle.more_body]
+                # Of the client with most of them, the one that was silent for longest.
+                count = Counter(each.caller for each in arriving)
+                arriving.sort(key=lambda each: (-count[each.caller], each.heard))
+                stalled = [each for each in arriving if time.monotonic() - each.heard >= STALLED_S]
+                # At last the new one has to go: those in a call have been promised an answer.
+                if idle or stalled or not make_room():
+                    [*idle, *stalled, *arriving, self][0].transport.close()
+
+        @property
+        def caller(self) -> bytes:
+            """What a client names itself by."""
+            given = dict(self.cycle.scope["headers"])
+            return bytes(given.get(b"x-api-key") or given.get(b"authorization") or b"")
 
         @property
         def idle(self) -> bool:
@@ -197,6 +215,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                 self.transport.close()
 
         def data_received(self, data: bytes) -> None:
+            self.heard = time.monotonic()
             super().data_received(data)
             if self.head_bytes is not None:
                 self.head_bytes += len(data)

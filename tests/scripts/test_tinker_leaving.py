@@ -13,6 +13,7 @@ import pytest
 from helpers_models import random_ids, tiny_base
 from helpers_tinker import PROTOBUF, Client, RefusedByServerError, datum, new_key, serving
 
+from mafrt.environment import local_server
 from mafrt.scripts.tinker_server.limits import Limits
 from mafrt.scripts.tinker_server.trainer import Job
 
@@ -107,6 +108,75 @@ def test_a_client_that_polls_on_every_connection_keeps_nobody_out(serve):
         assert b" 408 " in polls[0].recv(20)
     for each in polls:
         each.close()
+
+
+def half_sent(server, key, path="forward_backward"):
+    line = socket.create_connection(("127.0.0.1", server.port))
+    head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {key}\r\nContent-Type: {PROTOBUF}\r\n"
+    line.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + b"x" * 10)
+    return line
+
+
+def arriving(server):
+    return [each for each in server._server.server_state.connections if not each.idle and each.cycle.more_body]
+
+
+def ended(line):
+    """Whether the server ends a connection."""
+    line.settimeout(60)
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("keys", ["one", "many", "none"])
+@pytest.mark.parametrize("stalled_s", [0.0, 1e9])
+def test_half_sent_bodies_on_every_connection_keep_nobody_out(serve, monkeypatch, keys, stalled_s):
+    monkeypatch.setattr(local_server, "STALLED_S", stalled_s)
+    server = serve(connections=12, body_s=1e6)
+    name = {"one": lambda n: "tml-greedy-one", "many": lambda n: f"tml-greedy-{n}", "none": lambda n: ""}[keys]
+    halves = [half_sent(server, name(n)) for n in range(12)]
+    until(lambda: len(arriving(server)) == 12)
+    other = Client(server, new_key())
+    model = other.model()
+    assert other.learn(model, [GOOD])[0] > 0
+    for line in halves:
+        line.close()
+
+
+def test_the_client_with_most_half_sent_bodies_makes_room_first(serve, monkeypatch):
+    monkeypatch.setattr(local_server, "STALLED_S", 0.0)
+    server = serve(connections=8, body_s=1e6)
+    slow = half_sent(server, "tml-slow-client")
+    until(lambda: len(arriving(server)) == 1)
+    greedy = []
+    for count in range(2, 9):
+        greedy.append(half_sent(server, "tml-greedy-client"))
+        until(lambda count=count: len(arriving(server)) == count)
+    more = socket.create_connection(("127.0.0.1", server.port))
+    assert ended(greedy[0])
+    assert {each.caller for each in arriving(server)} == {b"tml-slow-client", b"tml-greedy-client"}
+    for line in (slow, more, *greedy):
+        line.close()
+
+
+def test_a_body_on_its_way_stays_while_a_poll_can_make_room(serve, monkeypatch):
+    monkeypatch.setattr(local_server, "STALLED_S", 1e9)
+    server = serve(connections=8, body_s=1e6)
+    client = Client(server, new_key())
+    model = client.model()
+    with busy_trainer(server):
+        future = json.dumps({"request_id": client.begin_pass(client.message(model, [GOOD]))}).encode()
+        until(lambda: all(each.idle for each in server._server.server_state.connections))
+        polls = [sent(server, client, "retrieve_future", future) for _ in range(4)]
+        bodies = [half_sent(server, "tml-slow-client") for _ in range(4)]
+        until(lambda: sum(not each.idle for each in server._server.server_state.connections) == 8)
+        more = socket.create_connection(("127.0.0.1", server.port))
+        assert b" 408 " in polls[0].recv(20)
+        assert len(arriving(server)) == 4
+    for line in (*polls, *bodies, more):
+        line.close()
 
 
 def test_results_that_nobody_fetches_are_bounded_in_bytes(serve):
