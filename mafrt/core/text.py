@@ -7,11 +7,11 @@ where that is repaired; every boundary calls it, so no code behind a boundary ha
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import numbers
 import re
-from collections.abc import MutableMapping, MutableSequence, MutableSet
 from decimal import Decimal
 from typing import Any
 
@@ -20,8 +20,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 DEEPEST = 100
 """Levels of nesting that `clean_deep` follows."""
 
-_FILLED = (MutableMapping, MutableSequence, MutableSet)
-"""Containers whose maker may go on filling them."""
+_FIXED = (int, float, bytes, type(None))
+"""What nobody can write into; texts too."""
 
 # Kept: tab, line feed, vertical tab, form feed, carriage return, and next line (U+0085).
 _BAD = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
@@ -57,7 +57,9 @@ def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if not isinstance(value, (dict, list, tuple)):
-        return copy.deepcopy(value) if isinstance(value, _FILLED) or type(value).__name__ == "ndarray" else value
+        with contextlib.suppress(Exception):  # an open file, a lock: there is no copy of it
+            return value if isinstance(value, _FIXED) else copy.deepcopy(value)
+        return value
     if not levels:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     if isinstance(value, dict):

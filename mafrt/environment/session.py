@@ -96,7 +96,7 @@ class Session(Env):
         self.done, self._acting, self._played = True, frozenset(), None
         observations, info, generator = self._reset(seed, options)
         self.done, self._acting = False, frozenset(observations)
-        self._played = EpisodeHistory(seed, options, generator, dict(observations))
+        self._played = EpisodeHistory(seed, copy.deepcopy(options), generator, copy.deepcopy(observations))
         return observations, info
 
     def _reset(
@@ -110,7 +110,7 @@ class Session(Env):
         env.step_count = 0
         # Without a seed the state is what a fork needs to play the episode again.
         generator = env.rng.getstate() if seed is None else None
-        result = self._call("reset", seed=seed, options=None if options is None else dict(options))
+        result = self._call("reset", seed=seed, options=copy.deepcopy(options))
         return *checked_reset(env.agents, f"{self._name}.reset()", result), generator
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -130,8 +130,8 @@ class Session(Env):
         over = result.terminated or result.truncated
         self.done, self._acting = over, frozenset() if over else frozenset(result.observations)
         if not over and self._played is not None:
-            shown = (dict(result.observations), dict(result.rewards), result.terminated, result.truncated)
-            self._played.steps.append((dict(actions), shown))
+            # A caller may edit what it is given.
+            self._played.steps.append((dict(actions), copy.deepcopy(tuple(result[:4]))))
         return result
 
     def _step(self, actions: dict[str, str]) -> StepResult:

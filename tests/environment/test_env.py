@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+import threading
+from array import array
 from collections import deque
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import mafrt
 import mafrt.environment.registry
@@ -21,6 +27,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Evidence, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
+from mafrt.environment.contract import checked_reset
 from mafrt.environment.registry import ENVIRONMENTS, make_env, register_env
 from mafrt.environment.session import Session
 
@@ -794,3 +801,73 @@ def test_what_an_environment_uses_again_is_recorded_as_it_was():
             facts = about["evidence"]["a"].facts
             assert facts["board"].tolist() == [n, n] and len(facts["deep"][0][0]) == len(facts["bytes"]) == n
     assert session.fork().task == 2
+
+
+class Own:
+    """A mutable object of a user's own class."""
+
+    def __init__(self):
+        self.said = []
+
+
+OWN = {
+    "class": (Own(), lambda it: it.said.append(1), lambda it: it.said),
+    "namespace": (SimpleNamespace(n=0), lambda it: setattr(it, "n", 1), lambda it: it.n),
+    "array": (array("i", [0]), lambda it: it.append(1), list),
+    "tensor": (torch.zeros(1), lambda it: it.add_(1), lambda it: it.tolist()),
+    "generator": (random.Random(1), lambda it: it.random(), lambda it: it.getstate()),
+    "file": (io.StringIO("a"), lambda it: it.write("b"), lambda it: it.getvalue()),
+    "evidence": (Evidence(facts={"a": []}), lambda it: it.facts["a"].append(1), lambda it: it.facts),
+    "object in a list": ([Own()], lambda it: it[0].said.append(1), lambda it: it[0].said),
+    "object in a set": ({o := Own()}, lambda it: next(iter(it)).said.append(1), lambda it: next(iter(it)).said),
+    "object in a key": ({(o,): 1}, lambda it: next(iter(it))[0].said.append(1), lambda it: next(iter(it))[0].said),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_objects_of_ones_own_in_info_stay_as_they_were(kind):
+    mine, edit, read = OWN[kind]
+    _, info = checked_reset(("a",), "reset()", ({"a": "go"}, {"mine": mine, "deep": [{"mine": mine}]}))
+    before = read(mine)
+    before = before if kind == "generator" else deepcopy(before)
+    edit(mine)
+    assert read(info["mine"]) == read(info["deep"][0]["mine"]) == before != read(mine)
+
+
+def test_what_cannot_be_copied_is_handed_on():
+    lock = threading.Lock()
+    _, info = checked_reset(("a",), "reset()", ({"a": "go"}, {"lock": lock, "more": (x for x in "a")}))
+    assert info["lock"] is lock and list(info["more"]) == ["a"]
+
+
+class Counting(Env):
+    """Shows chats and the options it was given, so that playing again shows whether these were edited."""
+
+    agents = ("a", "b")
+
+    def reset(self, seed=None, options=None):
+        self.options = options
+        return self.seen(), {}
+
+    def seen(self):
+        said = f"{self.step_count} {self.options}"
+        return {name: [{"role": "user", "content": said}] for name in self.agents}
+
+    def step(self, actions):
+        return StepResult(self.seen(), {"a": 1.0}, False, False, {"kept": [1]})
+
+
+def test_what_a_caller_edits_does_not_reach_a_later_fork():
+    session, options = Session(Counting()), {"deep": [1]}
+    shown, _ = session.reset(seed=1, options=options)
+    actions = {"a": "x", "b": "y"}
+    result = session.step(actions)
+    for observations in (shown, result.observations):
+        observations["a"][0]["content"] += "more"
+        observations["a"].append({"role": "user", "content": "more"})
+        del observations["b"]
+    options["deep"].append(2)
+    actions["a"], result.rewards["a"], result.info["kept"][0] = "z", 5.0, 2
+    twin = session.fork().fork()
+    assert twin.step_count == 1 and twin.options == {"deep": [1]}
+    assert twin.step({"a": "x", "b": "y"})[:4] == session.step({"a": "x", "b": "y"})[:4]
