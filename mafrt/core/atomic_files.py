@@ -74,13 +74,17 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` at the end; a failure leaves the earlier one alone."""
-    draft = path.with_name(f".{path.name}.tmp")
+    draft, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
     shutil.rmtree(draft, ignore_errors=True)
+    if old.exists() and not path.exists():  # a kill between the two renames
+        old.rename(path)
     try:
         yield draft
         if path.exists():
-            shutil.rmtree(path)
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
         draft.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

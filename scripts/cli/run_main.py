@@ -6,6 +6,7 @@ import atexit
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TextIO
@@ -65,13 +66,14 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
 def _of_disk(error: Exception) -> str | None:
     """What a disk refused, as a sentence; None for any other error.
 
-    A full disk names no file where an open one is written to; `shutil` and safetensors tell of it in their text.
+    A full disk names no file where an open one is written to; `shutil`, safetensors and NumPy tell of it in their text.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
     if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS):
         return f"a file cannot be written: {error.strerror}."
     full = any(words in str(error) for words in ("No space left", "os error 28"))
+    full |= isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
     return "a file cannot be written: no space is left on the device." if full else None
 
 

@@ -79,6 +79,15 @@ class Checkpoints:
         # What a snapshot held was of use to the process that made it.
         shutil.rmtree(folder / "snapshots", ignore_errors=True)
         (folder / "snapshots").mkdir()
+        # A process that died while it wrote leaves these.
+        for unfinished in folder.glob("runs/*/*/.*.tmp"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for old in folder.glob("runs/*/*/.*.old"):
+            final = old.with_name(old.name[1:].removesuffix(".old"))
+            if final.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.rename(old, final)
 
     def _run(self, run: str) -> Path:
         found = RUN_ID.fullmatch(run)
@@ -149,23 +158,26 @@ class Checkpoints:
     def write(
         self, place: Place, files: Mapping[str, bytes], moments: Mapping[str, Tensor] | None, about: Mapping[str, Any]
     ) -> None:
-        """Write a checkpoint; a process that dies meanwhile leaves the one before it."""
+        """Write a checkpoint; a process that dies meanwhile, or a full disk, leaves the one before it."""
         from safetensors.torch import save
 
         final = self.folder_of(place)
         temporary = final.with_name(f".{place.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
         contents = dict(files)
         if moments is not None:
             contents[OPTIMIZER] = save(dict(moments))
-        hashes = {}
-        for name, content in contents.items():
-            write_atomic(temporary / name, content)
-            hashes[name] = hashlib.sha256(content).hexdigest()
         size = sum(map(len, contents.values()))
-        save_json(temporary / MANIFEST, {**about, "time": time.time(), "size": size, "sha256": hashes})
-        fsync(temporary)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        try:
+            temporary.mkdir(parents=True)
+            for name, content in contents.items():
+                write_atomic(temporary / name, content)
+            save_json(temporary / MANIFEST, {**about, "time": time.time(), "size": size, "sha256": hashes})
+            fsync(temporary)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the space
+            raise
         # A folder cannot be replaced by a rename, so an older one is first set aside.
         old = final.with_name(f".{place.name}.old")
         shutil.rmtree(old, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mafrt.core.errors import CheckpointError, ConfigError, PromptTooLongError
+from mafrt.core.errors import CheckpointError, ConfigError, MafrtError, PromptTooLongError
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.local_server import RefusedError
 from mafrt.scripts.tinker_server.checkpoints import dumps
@@ -108,6 +108,12 @@ class Results:
 
     def fail(self, result: Result, error: BaseException) -> None:
         """The result is an error, told as the client's or as the server's."""
+        if isinstance(error, OSError) and not isinstance(error, MafrtError):  # whose text names the server's folders
+            log.error("a request failed, since the server's disk refuses it: %s", error)
+            error = CheckpointError(
+                f"the disk of the server refuses to write ({error.strerror or 'no reason given'}); what it holds is as "
+                "it was: ask again once there is room"
+            )
         user = isinstance(
             error, (RefusedError, CheckpointError, ConfigError, PromptTooLongError, asyncio.CancelledError)
         )

@@ -85,6 +85,11 @@ class Model:
     unsaved: set[Future[Any]] = field(default_factory=set)
     """requests in the trainer that no save follows: nobody would see what they do once the session has ended"""
 
+    @property
+    def lost(self) -> bool:
+        """Whether it could not be made, so that it holds no place."""
+        return self.created is not None and self.created.failed
+
 
 @dataclass(eq=False)
 class SamplingSession:
@@ -376,10 +381,13 @@ class Service:
             return known.created
         if (optimizer := body.get("optimizer_config")) and messages.object_of(optimizer, "it").get("type") != "adamw":
             raise refused(f"the optimizer {shortened(repr(optimizer))} is unknown, expected adamw")
-        mine = lambda: sum(model.owner == owner for model in self._models.values())  # noqa: E731
+        if len(session.models) >= self.limits.waiting:
+            raise refused(f"this session has asked for {len(session.models)} training clients; begin another", 429)
+        held = lambda: [model.owner for model in self._models.values() if not model.lost]  # noqa: E731
+        mine = lambda: held().count(owner)  # noqa: E731
         self._make_room(mine, self.limits.adapters, "you have {} training clients in memory; close a session")
         self._make_room(
-            lambda: len(self._models), self.limits.slots, "all {} places are taken by training clients; ask again later"
+            lambda: len(held()), self.limits.slots, "all {} places are taken by training clients; ask again later"
         )
         place = moments = None
         if "path" in body:

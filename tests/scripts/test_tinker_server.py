@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -495,3 +498,47 @@ def test_a_session_that_ends_gives_its_places_back(tmp_path):
             assert error.value.status == 410
     finally:
         server.close()
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device", "/srv/secret")
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "optimizer.safetensors", "checkpoint.json"])
+def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(served, monkeypatch, caplog, file):
+    client = Client(served)
+    model = client.model()
+    state = client.save(model, "a")
+    checkpoints = served.service.checkpoints
+    folder = checkpoints.folder_of(parse_path(state))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: full() if Path(b).name == file else real(a, b))
+    for name, overwrite in (("a", True), ("b", False)):
+        with pytest.raises(RuntimeError, match="No space left on device") as error:
+            client.save(model, name, overwrite=overwrite)
+        assert "/srv" not in str(error.value) and str(checkpoints.folder) not in str(error.value)
+    assert "Traceback" not in caplog.text
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["a"]
+    monkeypatch.undo()
+    assert client.from_state(client.save(model, "b"))
+
+
+def test_a_full_disk_begins_no_run_and_costs_no_place(served, monkeypatch):
+    client = Client(served)
+    monkeypatch.setattr(os, "replace", full)
+    for _ in range(2 * served.limits.adapters):
+        with pytest.raises(RuntimeError, match="No space left on device"):
+            client.model()
+    monkeypatch.undo()
+    assert client.model()
+
+
+def test_a_server_that_was_killed_while_it_wrote_has_the_checkpoint_before(tmp_path):
+    kind = tmp_path / "runs" / f"{'0' * 32}_train_0" / "weights"
+    for name in (".a.old", ".b.old", "b", ".c.tmp"):
+        (kind / name).mkdir(parents=True)
+        (kind / name / "x").write_text(name)
+    Checkpoints(tmp_path, 10)
+    assert {path.name: (path / "x").read_text() for path in kind.iterdir()} == {"a": ".a.old", "b": "b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -68,3 +69,37 @@ def test_json_is_strict_and_replaced_as_a_whole(tmp_path):
     path.write_text('{"x": 1')
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
         atomic_files.load_json(path)
+
+
+@pytest.mark.parametrize("at", ["writing", "first rename", "second rename", "none"])
+def test_a_folder_is_replaced_whole_or_stays(tmp_path, monkeypatch, at):
+    folder, renamed = tmp_path / "made", []
+    folder.mkdir()
+    (folder / "x").write_text("old")
+    real = Path.rename
+
+    def rename(path, target):
+        renamed.append(path)
+        if at == ["first rename", "second rename"][len(renamed) - 1]:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+    def write():
+        with atomic_files.new_folder(folder) as draft:
+            draft.mkdir()
+            (draft / "x").write_text("new")
+            if at == "writing":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    if at == "none":
+        write()
+    else:
+        with pytest.raises((OSError, KeyboardInterrupt)):
+            write()
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="next"), atomic_files.new_folder(folder):
+        raise ValueError("the next one does not come to an end")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (folder / "x").read_text() == ("new" if at == "none" else "old")
