@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mafrt.config import permission
@@ -19,6 +22,14 @@ OTHER_TASKS = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoic
                "PreTraining", "RewardModel", "ImageGeneration", "SpeechSeq2Seq", "CTC")  # fmt: skip
 """ends of the names of classes whose heads do not predict the next token"""
 WANTED = "expected a causal language model, such as Qwen/Qwen3-0.6B"
+
+WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads",
+          "n_embd", "n_head")  # fmt: skip
+"""sizes in config.json that are rows or columns of some tensor, or factors of them"""
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""numbers of blocks, of which each has a tensor"""
+MOST_HEADER = 1 << 27
+"""bytes of a safetensors header"""
 
 FORMS: dict[str, tuple[type, str]] = {
     "model_type": (str, "a name"),
@@ -39,7 +50,7 @@ def read_config(name: str, path: str) -> dict[str, Any]:
     try:
         local = not permission.is_ours(name)
         found: dict[str, Any] = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         raise ModelError(f"the model {name!r} has a config.json with a {type(found).__name__}; expected a JSON object")
@@ -159,6 +170,42 @@ def _described(config: dict[str, Any]) -> tuple[str, str, str]:
     """Type, class, and both in words; empty where config.json does not say."""
     kind, [cls] = str(config.get("model_type") or ""), [*(config.get("architectures") or []), ""][:1]
     return kind, cls, f"{cls} of type {kind}" if cls else f"a model of type {kind}"
+
+
+def refuse_sizes(name: str, config: Mapping[str, Any], folder: Path) -> None:
+    """Raise ModelError for a config.json of a model far larger than the weights beside it.
+
+    It would be laid out before its weights are found not to fit: a million layers take hours, a wide one all memory.
+    """
+    shapes = [shape for file in sorted(folder.glob("*.safetensors")) if file.is_file() for shape in _shapes(file)]
+    widest = max((size for shape in shapes for size in shape), default=0)
+    parts: list[Any] = [config] if widest else []
+    while parts:
+        part = parts.pop()
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        sizes = {key: value for key, value in part.items() if type(value) is int}
+        heads = sizes.get("num_attention_heads", 0) * sizes.get("head_dim", 0)
+        told = {**{key: sizes[key] for key in WIDTHS if key in sizes}, "num_attention_heads * head_dim": heads}
+        wide = [f"{key} {value}" for key, value in told.items() if value > widest]
+        long = [f"{key} {sizes[key]}" for key in DEPTHS if sizes.get(key, 0) > len(shapes)]
+        if found := [*wide, *long]:
+            raise ModelError(
+                f"the config.json of the model {name!r} has {found[0]}, and its weights are {len(shapes)} tensors of "
+                f"at most {widest} rows or columns; take both from one model"
+            )
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    """Shapes of the tensors in a safetensors file; none where its header cannot be read (loading says why)."""
+    with open(file, "rb") as content:
+        # The format: eight bytes with the length of the header, little-endian, then the header as JSON.
+        length = int.from_bytes(content.read(8), "little")
+        header = content.read(min(length, MOST_HEADER))
+    try:
+        tensors = [entry["shape"] for key, entry in json.loads(header).items() if key != "__metadata__"]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return []
+    return [shape for shape in tensors if isinstance(shape, list) and all(type(size) is int for size in shape)]
 
 
 def _has_encoder(kind: str) -> bool:

@@ -51,7 +51,14 @@ def load_pretrained(
     import_generation()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from mafrt.models.checkpoint_class import attention_of, auto_class, dequantising, read_config, refuse_other_kinds
+    from mafrt.models.checkpoint_class import (
+        attention_of,
+        auto_class,
+        dequantising,
+        read_config,
+        refuse_other_kinds,
+        refuse_sizes,
+    )
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)
@@ -72,6 +79,7 @@ def load_pretrained(
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
     config = read_config(name_or_path, path)
     refuse_other_kinds(name_or_path, config, trust_remote_code=trust_remote_code, bits=bits)
+    refuse_sizes(name_or_path, config, Path(path))
     quantised = quantisation(bits, device) if bits else dequantising(config)
     # What a run's files name is not asked of a hub: it lies in the user's cache or is typed.
     where: dict[str, Any] = {

@@ -209,7 +209,7 @@ def base_hashes(folder: Path) -> tuple[str | None, str | None]:
     config = folder / "config.json"
     config_hash = hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None
     headers = hashlib.sha256()
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     for path in weights:
         with open(path, "rb") as file:
             # The format: eight bytes with the length of the header, little-endian, then the header as JSON.

@@ -38,18 +38,6 @@ def test_one_that_ends_is_taken():
     bounded_template.check_template_ends("base", Template(lambda *_: False))
 
 
-class Failing(Template):
-    def apply_chat_template(self, messages, tools, add_generation_prompt, tokenize):
-        if tools is None or self.hangs(messages):
-            raise OverflowError("Range too big")
-
-
-def test_one_that_fails_on_every_chat_is_refused_and_one_that_takes_some_is_not():
-    with pytest.raises(ModelError, match="fails on every chat"):
-        bounded_template.check_template_ends("base", Failing(lambda _: True))
-    bounded_template.check_template_ends("base", Failing(lambda messages: len(messages) > 3))
-
-
 @pytest.mark.parametrize("error", [OverflowError, ZeroDivisionError, RecursionError, MemoryError, IndexError])
 def test_whatever_a_template_raises_at_one_chat_is_told_of_that_chat(error):
     class Raises(Template):

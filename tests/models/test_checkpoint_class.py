@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ConfigError, ModelError
+from mafrt.core.shipped import TEACHING_BASE
 from mafrt.models.bounded_template import check_template_ends
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.multi_lora import decoder_blocks
@@ -393,3 +395,40 @@ def test_a_chat_template_that_ends_is_taken(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     check_template_ends("mine", tokenizer)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, "{", "\xff"], ids=["list", "object", "cut", "bytes"])
+def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, text):
+    folder = folder_of(tmp_path, {})
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        SharedBase.load(folder)
+
+
+SIZES = [
+    {"num_hidden_layers": 10**6},
+    {"num_hidden_layers": 10**6, "layer_types": None},
+    {"head_dim": 10**7},
+    {"hidden_size": 10**9},
+    {"vocab_size": 10**11},
+    {"num_attention_heads": 10**7, "num_key_value_heads": 10**7},
+    {"intermediate_size": 10**8},
+    {"head_dim": 1000},
+    {"text_config": {"hidden_size": 10**9}},
+]
+
+
+@pytest.mark.parametrize("change", SIZES, ids=str)
+def test_a_config_far_larger_than_its_weights_is_refused_before_it_is_laid_out(tmp_path, monkeypatch, change):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("laid out"))
+    with pytest.raises(ModelError, match=f"(?s){'head_dim' if 'head_dim' in change else 'has'}.*its weights are"):
+        SharedBase.load(str(tmp_path / "base"))
+
+
+def test_a_quantisation_of_another_form_is_refused(tmp_path):
+    config = {"model_type": "llama", "quantization_config": {"quant_method": ["x"]}}
+    with pytest.raises(ModelError, match="is quantised"):
+        SharedBase.load(folder_of(tmp_path, config))

@@ -214,6 +214,10 @@ def test_hashes(tmp_path):
     (tmp_path / "g").write_text("z")
     assert file_record(tmp_path).sha256 != folder.sha256
     assert base_hashes(tmp_path) == (None, None)
+    os.mkfifo(tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").mkdir()
+    (tmp_path / "c.safetensors").symlink_to("/dev/zero")
+    assert base_hashes(tmp_path) == (None, None)
     assert as_json({"a": (1, 2)}) == {"a": [1, 2]} and as_json({"a": object()}) is None and as_json({1: 2}) is None
 
 
