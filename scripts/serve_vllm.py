@@ -25,7 +25,7 @@ from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
 from mafrt.core.http_request import StatusError
-from mafrt.core.shipped import base_folder, require_base
+from mafrt.core.shipped import base_folder
 from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_bases
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
 from mafrt.environment.local_server import LOOPBACK
@@ -136,11 +136,13 @@ def serve(argv: Sequence[str]) -> int:
 
 def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[dict[str, str]]]:
     """The words that start a server, but for its port, and the environment variables of each."""
+    from mafrt.models.pretrained import check_base
+
     team = load_team(settings)
     default = LoraSpec(rank=asked.lora_rank, alpha=2.0 * asked.lora_rank)
     ranks = [asked.lora_rank] if team is None else [team.lora_for(name, default).rank for name in team.adapters]
     adapters = asked.max_loras or (1 if team is None else len(team.adapters)) + 1
-    require_base(asked.model_name_or_path)
+    check_base(asked.model_name_or_path)
     gpu = asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
     share = asked.gpu_memory_utilization or (0.9 if gpu else 0.1)
     words = [asked.python or sys.executable, "-m", MODULE]

@@ -23,7 +23,8 @@ from typing import Any
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, read_text
-from mafrt.models.checkpoint_class import refuse_other_tasks, refuse_quantised
+from mafrt.core.text import error_line, shortened
+from mafrt.models.checkpoint_class import DEPTHS, WIDTHS, refuse_other_tasks, refuse_quantised
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
@@ -321,13 +322,18 @@ def model_shape(model: str) -> ModelShape:
             refuse_other_tasks(model, config)
             refuse_quantised(model, config)
         return shape_of(config)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is no configuration of a Llama-like model ({error_line(error)}).") from None
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """From the content of a config.json. Raises KeyError, TypeError or ValueError for one of another kind."""
     config = config.get("text_config") or config  # of a model that reads images too
+    for key in (*WIDTHS, *DEPTHS):
+        if (size := config.get(key)) is not None and not (type(size) is int and size > 0):
+            raise ValueError(f"{key} is {shortened(repr(size))}, and must be a whole number above 0")
     heads = int(config["num_attention_heads"])
     return ModelShape(
         hidden=int(config["hidden_size"]),

@@ -180,6 +180,19 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
             )
 
 
+def check_base(name: str) -> None:
+    """Check a base that another program will load, as far as its folder tells. Raises ModelError."""
+    from mafrt.models.checkpoint_class import read_config, refuse_sizes
+
+    require_base(name)
+    path = str(base_folder(name) or name)
+    check_folder(name, path)
+    if Path(path).is_dir():
+        if not (config := read_config(name, path)):
+            raise ModelError(f"the config.json of the model {name!r} cannot be read; take another copy")
+        refuse_sizes(name, config, Path(path))
+
+
 def check_folder(name: str, path: str) -> None:
     """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
     folder = Path(path)

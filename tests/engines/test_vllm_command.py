@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mafrt.core.errors import EngineDownError
+from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import serve_vllm
 from mafrt.scripts.serve_vllm import COMMAND, Server, VllmSettings
 
@@ -197,3 +199,13 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(python, capsys):
         port = taken.getsockname()[1]
         assert serve_vllm.main(["--python", str(python), "--device", "cpu", "--port", str(port)]) == 2
     assert f"port {port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "[" * 100_000, '{"num_hidden_layers": 1000000}'], ids=range(4))
+def test_a_base_that_no_server_could_load_is_told_before_one_is_started(tmp_path, capsys, content):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    (tmp_path / "base" / "config.json").write_text(content)
+    words = ["--model_name_or_path", str(tmp_path / "base"), "--python", str(tmp_path / "none")]
+    assert serve_vllm.main(words) == 2
+    said = capsys.readouterr().err
+    assert "config.json" in said and said.count("\n") == 1

@@ -256,3 +256,30 @@ def test_a_run_sizes_its_micro_batches_and_info_says_so(capsys):
     assert free is not None and free > 1e8
     assert main(["--memory", "Qwen/Qwen3-0.6B"]) == 0
     assert "On this machine's CPU" in (said := capsys.readouterr().out) and "micro-batches of" in said
+
+
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 99,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [1],
+        "text",
+        {"text_config": [1]},
+        *({**SMALL, key: value} for key in SMALL for value in (0, -5, "big", 2.5, True, [1])),
+        {**SMALL, "head_dim": -1},
+        {**SMALL, "num_key_value_heads": 0},
+        *({name: value for name, value in SMALL.items() if name != key} for key in SMALL),
+    ],
+)
+def test_a_config_of_another_form_is_one_sentence(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="configuration of a Llama-like model"):
+        model_shape(str(tmp_path))
