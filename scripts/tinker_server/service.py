@@ -383,9 +383,13 @@ class Service:
             raise refused(f"the optimizer {shortened(repr(optimizer))} is unknown, expected adamw")
         if len(session.models) >= self.limits.waiting:
             raise refused(f"this session has asked for {len(session.models)} training clients; begin another", 429)
-        held = lambda: [model.owner for model in self._models.values() if not model.lost]  # noqa: E731
-        mine = lambda: held().count(owner)  # noqa: E731
-        self._make_room(mine, self.limits.adapters, "you have {} training clients in memory; close a session")
+
+        def held() -> list[str]:
+            return [model.owner for model in self._models.values() if not model.lost]
+
+        self._make_room(
+            lambda: held().count(owner), self.limits.adapters, "you have {} training clients in memory; close a session"
+        )
         self._make_room(
             lambda: len(held()), self.limits.slots, "all {} places are taken by training clients; ask again later"
         )
