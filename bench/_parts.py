@@ -6,6 +6,7 @@ episode of one-token turns takes milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mafrt.config.agent import AgentSpec
@@ -14,6 +15,8 @@ from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 
 WORDS = ("Add", "Divide", "Subtract", "Multiply")
+RARE = ("You",)
+"""that the base says in about one turn of a thousand"""
 BOXES = 8
 
 
@@ -31,9 +34,13 @@ class Words(Env):
         offset: added to the outcome in every other box, whatever is said.
         boxes: kinds of tasks.
         fixed: boxes in which every word is right, so that nothing can be learnt there.
+        first: number of the first box.
         numbered: whether agents see which turn it is; the right word then depends on it too.
         relay: the words of the last agent count nothing, and it is paid for the word before its own.
         scale: factor of the last agent's rewards.
+        words: the right ones.
+        echo: added to a turn's reward, and not to the outcome, if the word before it has an even number of letters.
+        coin: added to the outcome of every other episode, by chance.
     """
 
     bounded = True
@@ -47,23 +54,26 @@ class Words(Env):
         offset: float = 0.0,
         boxes: int = BOXES,
         fixed: int = 0,
+        first: int = 0,
         numbered: bool = False,
         relay: bool = False,
         scale: float = 1.0,
+        words: Sequence[str] = WORDS,
+        echo: float = 0.0,
+        coin: float = 0.0,
     ) -> None:
         self.agents, self.relay, self.scale = team(size).names, relay, scale
+        self.words, self.echo, self.coin = words, echo, coin
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
         self.num_tasks = self.boxes = boxes
-        self.numbered, self.first = numbered, 0
+        self.numbered, self.first = numbered, first
 
     def evaluated(self) -> Words:
-        """The boxes where words differ, without offset and scale: only words that are right by themselves count."""
-        left = self.boxes - self.fixed
-        world = Words(
-            len(self.agents), self.rounds, together=self.together, boxes=left, numbered=self.numbered, relay=self.relay
-        )
-        world.first = self.fixed
-        return world
+        """The boxes where words differ, with nothing added: only words that are right by themselves count."""
+        return Words(
+            len(self.agents), self.rounds, together=self.together, boxes=self.boxes - self.fixed, first=self.fixed,
+            numbered=self.numbered, relay=self.relay, words=self.words,
+        )  # fmt: skip
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = self.first + (options["task"] if options else self.rng.randrange(self.boxes))
@@ -74,15 +84,18 @@ class Words(Env):
         rewards = {name: float(self._is_right(text)) for name, text in actions.items()}
         if self.relay:
             rewards = {name: float(self._is_right(self.said)) for name in actions if name == self.agents[-1]}
-        self.said = "".join(actions.values())
         self.right += sum(rewards.values())
-        rewards = {name: reward * (self.scale if name == self.agents[-1] else 1.0) for name, reward in rewards.items()}
+        echo = self.echo * (len(self.said) % 2 == 0)
+        rewards = {
+            name: reward * (self.scale if name == self.agents[-1] else 1.0) + echo for name, reward in rewards.items()
+        }
+        self.said = "".join(text.strip() for text in actions.values())
         self.done += 1
         turns = self.rounds if self.together else self.rounds * len(self.agents)
         if self.done < turns:
             return StepResult(self._ask(self.done), rewards, False, False, {})
         share = self.right / (self.rounds * (1 if self.relay else len(self.agents)))
-        outcome = share + self.offset * (self.box % 2)
+        outcome = share + self.offset * (self.box % 2) + self.coin * self.rng.randrange(2)
         return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"right": share}})
 
     def _ask(self, step: int) -> dict[str, str]:
@@ -91,7 +104,7 @@ class Words(Env):
 
     def _is_right(self, text: str) -> bool:
         place = self.box + (self.done if self.numbered else 0)
-        return self.box < self.fixed or text.strip() == WORDS[place % len(WORDS)]
+        return self.box < self.fixed or text.strip() == self.words[place % len(self.words)]
 
 
 class Helpers(Env):
@@ -164,10 +177,13 @@ class Unpaid(Env):
 
 
 class Lazy(Env):
-    """Two agents in turn. The second may end the work with its first word: half of the pay, a third of the turns.
+    """Two agents in turn. The second may end the work with its first word, `stop`, which pays it a tenth.
 
-    The outcome of six turns is the share of right words. After `STOP` it is .5 if the only word said before was right,
-    else 0. So work pays more, and, divided by the turns of the episode, stopping does.
+    Of six turns each right one pays a sixth: more in all than stopping, also before any word is known, and less divided
+    by the turns of the episode.
+
+    Args:
+        by_turn: whether turns are paid as they come, or all at the end, by the outcome.
     """
 
     bounded = True
@@ -175,12 +191,12 @@ class Lazy(Env):
     words = ("Add", "Subtract", "Multiply")
     turns = 6
 
-    def __init__(self) -> None:
-        self.agents = team(2).names
+    def __init__(self, by_turn: bool = False) -> None:
+        self.agents, self.by_turn = team(2).names, by_turn
         self.num_tasks = BOXES
 
     def evaluated(self) -> Lazy:
-        return self
+        return Lazy()
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = options["task"] if options else self.rng.randrange(BOXES)
@@ -188,20 +204,19 @@ class Lazy(Env):
         return {self.agents[0]: f"Box {self.box}."}, {"task": str(self.box)}
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        [(_, said)] = actions.items()
+        [(name, said)] = actions.items()
         self.done += 1
-        if self.done == 2 and said.strip() == self.stop:
-            return self._end(self.right / 2, lazy=True)
-        self.right += said.strip() == self.words[self.box % len(self.words)]
-        if self.done == self.turns:
-            return self._end(self.right / self.turns, lazy=False)
+        lazy = self.done == 2 and said.strip() == self.stop
+        right = said.strip() == self.words[self.box % len(self.words)]
+        pay = 0.1 if lazy else right / self.turns
+        rewards = {name: pay} if self.by_turn else {}
+        outcome = self.right / self.turns + pay
+        self.right += right
+        if lazy or self.done == self.turns:
+            return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"lazy": float(lazy)}})
         # The word before is shown, so that its influence on the next one can be measured.
         asked = f"{said.strip()}. Box {self.box}."
-        return StepResult({self.agents[self.done % 2]: asked}, {}, False, False, {})
-
-    @staticmethod
-    def _end(outcome: float, lazy: bool) -> StepResult:
-        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"lazy": float(lazy)}})
+        return StepResult({self.agents[self.done % 2]: asked}, rewards, False, False, {})
 
 
 class Both(Env):
@@ -226,6 +241,45 @@ class Both(Env):
     def step(self, actions: dict[str, str]) -> StepResult:
         right = sum(text.strip() == WORDS[self.box % len(WORDS)] for text in actions.values())
         return StepResult({}, {}, True, False, {"outcome": (0.2, 0.0, 1.0)[right]})
+
+
+class Peers(Env):
+    """Two agents are asked at once, two times; the second one's answers are right by chance, whatever it says.
+
+    A right answer is paid 1. The outcome is whether the first agent's second word is right.
+
+    Args:
+        right: chance that the second agent's answers of an episode are right.
+        offset: added to the outcome in every other box, whatever is said.
+    """
+
+    bounded = True
+
+    def __init__(self, right: float = 0.9, offset: float = 8.0) -> None:
+        self.agents, self.chance, self.offset = team(2).names, right, offset
+        self.num_tasks = BOXES
+
+    def evaluated(self) -> Peers:
+        return Peers(self.chance, 0.0)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        self.peer, self.done = float(self.rng.random() < self.chance), 0
+        return self._ask(), {"task": str(self.box)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        first, peer = self.agents
+        right = float(actions[first].strip() == WORDS[self.box % len(WORDS)])
+        self.done += 1
+        rewards = {first: right, peer: self.peer}
+        if self.done < 2:
+            return StepResult(self._ask(), rewards, False, False, {})
+        return StepResult(
+            {}, rewards, True, False, {"outcome": right + self.offset * (self.box % 2), "measures": {"right": right}}
+        )
+
+    def _ask(self) -> dict[str, str]:
+        return dict.fromkeys(self.agents, f"Box {self.box}, try {self.done + 1}.")
 
 
 class Search(Env):

@@ -20,7 +20,7 @@ from scipy.stats import ttest_1samp
 
 from bench import _measure
 from bench._measure import positive
-from bench._parts import BOXES, Both, Helpers, Lazy, Search, Unpaid, Words, team
+from bench._parts import BOXES, RARE, Both, Helpers, Lazy, Peers, Search, Unpaid, Words, team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
@@ -58,7 +58,7 @@ class RulePart:
     iterations: int = 20
     seeds: int = 5
     """1 to this are the seeds where none are asked for"""
-    of: type[Words] | type[Helpers] | type[Unpaid] | type[Lazy] | type[Both] | type[Search] = Words
+    of: type[Words] | type[Helpers] | type[Unpaid] | type[Lazy] | type[Both] | type[Peers] | type[Search] = Words
 
 
 CHAIN = {"size": 2, "rounds": 2}
@@ -69,10 +69,9 @@ SWAYED_TEXT = "4 turns, paid at the end; half of the boxes add 8 whatever is sai
 SIX_TEXT = "6 agents at once, told only their mean"
 OWN = {"algorithm": "maporl", "round_gamma": 0.0, "outcome_weight": 0.0}
 SHAKY = {"algorithm": "maporl", "outcome_weight": 1.0}
-SHAKY_TEXT = "4 turns at once in 2 rounds, each paid by itself; half of the boxes add 8 to the outcome of all"
-LAZY_TEXT = "6 turns, told their share of right words at the end; one word ends after 2 turns for half of it"
+SHAKY_TEXT = "2 rounds of 2 at once, each paid by itself; half of the boxes add 8 to the outcome of all"
+LAZY_TEXT = "6 turns, told their share of right words at the end; one word ends after 2 turns for a tenth more"
 BOTH_TEXT = "2 agents at once, paid if both are right, and less if one alone is than if neither is"
-AT_ONCE = {"size": 2, "rounds": 2, "together": True}
 PARTS = {
     part.name: part
     for part in (
@@ -124,11 +123,35 @@ PARTS = {
         ),
         RulePart(
             "at_grpo: alternatives from the same state",
-            "8 turns, each paid by itself",
-            LONG,
+            "8 turns, each paid by itself, and 8 more where the word before has an even number of letters",
+            {**LONG, "echo": 8.0},
             {"algorithm": "at_grpo", "outcome_weight": 0.0},
             {"tree_samples": 4, "n_rollout_threads": 24},
             {"tree_samples": 1, "n_samples": 4, "n_rollout_threads": 96},
+        ),
+        RulePart(
+            "gdpo: each reward normalised by itself",
+            "4 turns, each paid by itself; a coin adds 40 to the outcome",
+            {**CHAIN, "coin": 40.0},
+            {"n_samples": 8},
+            {"algorithm": "gdpo"},
+            {"algorithm": "dr_mas"},
+        ),
+        RulePart(
+            "reinforce_pp: critic",
+            SWAYED_TEXT,
+            SWAYED,
+            {"algorithm": "reinforce_pp", "outcome_to": "all"},
+            {"critic": True, "critic_lr": 3e-3},
+            {"critic": False},
+        ),
+        RulePart(
+            "ppo: value_norm",
+            "4 turns, paid at the end; half of the boxes add 800 whatever is said, and a right word is worth 100",
+            {**CHAIN, "offset": 8.0},
+            {"algorithm": "ppo", "outcome_weight": 100.0, "critic_lr": 3e-3},
+            {"value_norm": True},
+            {"value_norm": False},
         ),
         RulePart(
             "ccpo: contribution of an agent",
@@ -166,19 +189,21 @@ PARTS = {
         ),
         RulePart(
             "maporl: alpha0, change that agrees with the peers",
-            SHAKY_TEXT,
-            {**AT_ONCE, "offset": 8.0},
+            f"{SHAKY_TEXT}; the peer is right in 9 of 10",
+            {"right": 0.9},
             SHAKY,
             {"alpha0": 4.0},
             {"alpha0": 0.0},
+            of=Peers,
         ),
         RulePart(
             "maporl: alpha1, change against the peers",
-            SHAKY_TEXT,
-            {**AT_ONCE, "offset": 8.0},
+            f"{SHAKY_TEXT}; the peer is wrong in 9 of 10",
+            {"right": 0.1},
             SHAKY,
             {"alpha1": 4.0},
             {"alpha1": 0.0},
+            of=Peers,
         ),
         RulePart(
             "dr_mas: baseline of each agent",
@@ -190,11 +215,19 @@ PARTS = {
         ),
         RulePart(
             "dapo: higher clip above",
-            "4 turns, 4 passes over each batch",
-            CHAIN,
-            {"algorithm": "dapo", "n_samples": 8, "ppo_epoch": 4, "dynamic_sampling_rounds": 0},
+            "4 turns, 8 passes over each batch; the right word is said once in a thousand turns",
+            {**CHAIN, "words": RARE},
+            {
+                "algorithm": "dapo",
+                "n_samples": 8,
+                "n_rollout_threads": 256,
+                "dynamic_sampling_rounds": 0,
+                "ppo_epoch": 8,
+                "lr": 1e-3,
+            },
             {"clip_high": 0.28},
             {"clip_high": 0.2},
+            iterations=16,
         ),
         RulePart(
             "happo: ratios of the agents before",
@@ -274,11 +307,12 @@ PARTS = {
         ),
         RulePart(
             "dr_mamr: no division by turns",
-            LAZY_TEXT,
-            {},
-            {"n_samples": 8, "outcome_to": "last"},
+            "6 turns, each paid by itself, a sixth for a right word; one word ends after 2 turns for a tenth",
+            {"by_turn": True},
+            {"n_samples": 8, "outcome_weight": 0.0},
             {"algorithm": "dr_mamr", "influence_weight": 0.0},
-            {"algorithm": "grpo", "level": "action"},
+            {"algorithm": "grpo", "level": "action", "turn_credit": "own"},
+            iterations=30,
             of=Lazy,
         ),
         RulePart(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
@@ -48,8 +49,8 @@ PREFIXES = (
 """tried as the beginning of the deciding agents' answers; see `mafrt.engines.prefixed.filled`"""
 PREFIX_TASKS = 64
 """training tasks on which a prefix is chosen, by its greedy score"""
-CHOICE_TASKS = 64
-"""validation tasks on which demonstrations, and rate and passes of the imitation, are chosen, by the greedy score"""
+CHOICE_TASKS, CHOICE_SAMPLES = 64, 2
+"""validation tasks, and sampled answers beside the greedy one, by which demonstrations and imitations are chosen"""
 BATCH_TASKS, BATCH_SAMPLES = 16, 2
 """training tasks and their sampled episodes by which a candidate's demonstrations are compared with its parent's"""
 
@@ -160,10 +161,9 @@ class Baselines:
             yield BaselineRow(f"{name}: none")
             return
 
-        def score() -> float:
-            return self._played(self._player(), self.choice_env, tasks=CHOICE_TASKS, samples=0).greedy or 0.0
-
-        rate, passes = imitate(records, self.start, self.base, self.lr, self.plan.seed, score)
+        rate, passes = imitate(
+            records, self.start, self.base, self.lr, self.plan.seed, lambda: self._value(self._player())
+        )
         name += f", {passes} of {PASSES} passes at {rate:.2g}" if passes else ", which is no better than the start"
         yield row(name, self._played(self._player()))
 
@@ -181,10 +181,11 @@ class Baselines:
             return self._played(player(shown), self.train_env, greedy=False, **sizes).episodes
 
         def score(shown: Shown) -> float:
-            return self._played(player(shown), self.choice_env, tasks=CHOICE_TASKS, samples=0).greedy or 0.0
+            return self._value(player(shown))
 
         adapters = {agent.name: agent.adapter for agent in self.start.agents}
-        shown, tried = search(play, score, adapters, self.episodes, CHOICE_TASKS, self.plan.seed)
+        cost = CHOICE_TASKS * (1 + CHOICE_SAMPLES)
+        shown, tried = search(play, score, adapters, self.episodes, cost, self.plan.seed)
         count = sum(map(len, shown.values()))
         name = f"start, best of {tried} sets of demonstrations"
         yield row(f"{name}, {count} turns" if count else f"{name}: none", self._played(player(shown)))
@@ -206,6 +207,15 @@ class Baselines:
             player.engine = PrefixedEngine(player.engine, self.player.tokenizer, own)
         player.engine = wrap(player.engine)
         return player
+
+    def _value(self, player: Player) -> float:
+        """Its mean score on validation tasks, half of it by greedy answers, half by sampled ones.
+
+        Greedy answers alone do not tell imitations apart where all of them are right.
+        """
+        found = self._played(player, self.choice_env, tasks=CHOICE_TASKS, samples=CHOICE_SAMPLES, greedy=True)
+        sampled = fmean(score for scores in found.scores.values() for score in scores)
+        return (sampled + (found.greedy or 0.0)) / 2
 
     def _played(self, player: Player, env: Env | None = None, **changes: Any) -> Evaluation:
         """The episodes of the plan, with these fields of it changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import parts
-from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
+from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Peers, Unpaid, Words
 from bench.parts import PARTS
 from mafrt.runners.intervals import seed_interval
 
@@ -69,7 +69,7 @@ def test_calculations_are_unpaid_in_training_and_count_where_held_out():
         assert world.step({"agent0": WORDS[1]}).info["outcome"] == 1.0
 
 
-def test_lazy_work_pays_less_and_more_for_each_turn():
+def test_lazy_work_pays_less():
     def played(second):
         world = Lazy()
         world.reset(options={"task": 0})
@@ -81,7 +81,47 @@ def test_lazy_work_pays_less_and_more_for_each_turn():
             if result.terminated:
                 return turn + 1, result.info["outcome"]
 
-    assert played("Add") == (6, 1.0) and played("Divide") == (2, 0.5)  # 1 / 6 < .5 / 2
+    assert played("Add") == (6, 1.0)
+    assert played("Divide") == (2, pytest.approx(1 / 6 + 0.1))
+
+
+def test_lazy_work_that_is_paid_by_turn():
+    world = Lazy(by_turn=True)
+    world.reset(options={"task": 0})
+    assert world.step({"agent0": "Add"}).rewards == {"agent0": pytest.approx(1 / 6)}
+    last = world.step({"agent1": Lazy.stop})
+    assert last.terminated and last.rewards == {"agent1": 0.1}
+
+
+def test_an_echo_pays_for_the_word_before_and_a_coin_for_nothing():
+    world = Words(2, 1, echo=8.0, coin=4.0)
+    outcomes = set()
+    for seed in range(8):
+        world.reset(seed=seed, options={"task": 0})
+        assert world.step({"agent0": "Divide"}).rewards == {"agent0": 8.0}  # before it stands nothing: no letters
+        last = world.step({"agent1": WORDS[0]})
+        assert last.rewards == {"agent1": 9.0}
+        outcomes.add(last.info["outcome"])
+        world.reset(seed=seed, options={"task": 0})
+        world.step({"agent0": "Add"})
+        assert world.step({"agent1": WORDS[0]}).rewards == {"agent1": 1.0}
+    assert outcomes == {0.5, 4.5}
+    plain = world.evaluated()
+    plain.reset(options={"task": 0})
+    assert plain.step({"agent0": "Divide"}).rewards == {"agent0": 0.0}
+    assert plain.step({"agent1": "Add"}).info["outcome"] == 0.5
+
+
+def test_a_peer_is_right_by_chance_whatever_it_says():
+    world, seen = Peers(0.5), set()
+    for seed in range(16):
+        world.reset(seed=seed, options={"task": 1})
+        first = world.step({"agent0": "x", "agent1": "x"})
+        last = world.step({"agent0": WORDS[1], "agent1": "x"})
+        assert first.rewards["agent0"] == 0.0 and last.rewards["agent0"] == 1.0 and last.info["outcome"] == 9.0
+        assert first.rewards["agent1"] == last.rewards["agent1"]
+        seen.add(first.rewards["agent1"])
+    assert seen == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("words, outcome", [((WORDS[1], WORDS[1]), 1.0), ((WORDS[1], "x"), 0.0), (("x", "x"), 0.2)])
@@ -110,7 +150,7 @@ def test_numbered_turns_have_words_of_their_own_and_given_boxes_are_not_scored()
     second = world.step({"agent0": WORDS[1]})
     assert second.observations == {"agent1": "Box 1, word 2."}
     assert world.step({"agent1": WORDS[2]}).info["outcome"] == 1.0
-    scored = Words(2, 1, boxes=32, fixed=30).evaluated()
+    scored = Words(2, 1, boxes=32, fixed=30).evaluated().spawn()  # as the player takes it
     assert scored.num_tasks == 2
     assert scored.reset(options={"task": 1})[0] == {"agent0": "Box 31."}
     assert scored.step({"agent0": WORDS[3]}).rewards == {"agent0": 1.0}
