@@ -40,7 +40,7 @@ class Words(Env):
         scale: factor of the last agent's rewards.
         words: the right ones.
         echo: added to a turn's reward, and not to the outcome, if the word before it has an even number of letters.
-        coin: added to the outcome of every other episode, by chance.
+        even: added to the outcome if all words together have an even number of letters.
     """
 
     bounded = True
@@ -60,10 +60,10 @@ class Words(Env):
         scale: float = 1.0,
         words: Sequence[str] = WORDS,
         echo: float = 0.0,
-        coin: float = 0.0,
+        even: float = 0.0,
     ) -> None:
         self.agents, self.relay, self.scale = team(size).names, relay, scale
-        self.words, self.echo, self.coin = words, echo, coin
+        self.words, self.echo, self.even = words, echo, even
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
         self.num_tasks = self.boxes = boxes
         self.numbered, self.first = numbered, first
@@ -77,7 +77,7 @@ class Words(Env):
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = self.first + (options["task"] if options else self.rng.randrange(self.boxes))
-        self.right, self.done, self.said = 0.0, 0, ""
+        self.right, self.done, self.said, self.letters = 0.0, 0, "", 0
         return self._ask(0), {"task": str(self.box)}
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -90,12 +90,13 @@ class Words(Env):
             name: reward * (self.scale if name == self.agents[-1] else 1.0) + echo for name, reward in rewards.items()
         }
         self.said = "".join(text.strip() for text in actions.values())
+        self.letters += len(self.said)
         self.done += 1
         turns = self.rounds if self.together else self.rounds * len(self.agents)
         if self.done < turns:
             return StepResult(self._ask(self.done), rewards, False, False, {})
         share = self.right / (self.rounds * (1 if self.relay else len(self.agents)))
-        outcome = share + self.offset * (self.box % 2) + self.coin * self.rng.randrange(2)
+        outcome = share + self.offset * (self.box % 2) + self.even * (self.letters % 2 == 0)
         return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"right": share}})
 
     def _ask(self, step: int) -> dict[str, str]:

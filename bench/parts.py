@@ -131,8 +131,8 @@ PARTS = {
         ),
         RulePart(
             "gdpo: each reward normalised by itself",
-            "4 turns, each paid by itself; a coin adds 40 to the outcome",
-            {**CHAIN, "coin": 40.0},
+            "4 turns, each paid by itself; 40 more at the end for an even number of letters in all",
+            {**CHAIN, "even": 40.0},
             {"n_samples": 8},
             {"algorithm": "gdpo"},
             {"algorithm": "dr_mas"},
@@ -195,6 +195,7 @@ PARTS = {
             {"alpha0": 4.0},
             {"alpha0": 0.0},
             of=Peers,
+            seeds=10,
         ),
         RulePart(
             "maporl: alpha1, change against the peers",
@@ -204,6 +205,7 @@ PARTS = {
             {"alpha1": 4.0},
             {"alpha1": 0.0},
             of=Peers,
+            seeds=10,
         ),
         RulePart(
             "dr_mas: baseline of each agent",

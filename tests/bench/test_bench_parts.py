@@ -93,19 +93,16 @@ def test_lazy_work_that_is_paid_by_turn():
     assert last.terminated and last.rewards == {"agent1": 0.1}
 
 
-def test_an_echo_pays_for_the_word_before_and_a_coin_for_nothing():
-    world = Words(2, 1, echo=8.0, coin=4.0)
-    outcomes = set()
-    for seed in range(8):
-        world.reset(seed=seed, options={"task": 0})
-        assert world.step({"agent0": "Divide"}).rewards == {"agent0": 8.0}  # before it stands nothing: no letters
-        last = world.step({"agent1": WORDS[0]})
-        assert last.rewards == {"agent1": 9.0}
-        outcomes.add(last.info["outcome"])
-        world.reset(seed=seed, options={"task": 0})
-        world.step({"agent0": "Add"})
-        assert world.step({"agent1": WORDS[0]}).rewards == {"agent1": 1.0}
-    assert outcomes == {0.5, 4.5}
+def test_an_echo_pays_for_the_word_before_and_letters_are_counted_in_all():
+    world = Words(2, 1, echo=8.0, even=4.0)
+    world.reset(options={"task": 0})
+    assert world.step({"agent0": " Divide "}).rewards == {"agent0": 8.0}  # before it stands nothing: no letters
+    last = world.step({"agent1": "Add"})
+    assert last.rewards == {"agent1": 9.0} and last.info["outcome"] == 0.5  # of nine letters
+    world.reset(options={"task": 0})
+    world.step({"agent0": "Add"})
+    last = world.step({"agent1": "Add"})
+    assert last.rewards == {"agent1": 1.0} and last.info["outcome"] == 5.0  # of six
     plain = world.evaluated()
     plain.reset(options={"task": 0})
     assert plain.step({"agent0": "Divide"}).rewards == {"agent0": 0.0}
