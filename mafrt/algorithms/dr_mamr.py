@@ -45,7 +45,8 @@ class DrMamr(GroupRelative):
     outcome_to: Literal["last", "end", "each", "all"] = "last"
     reduce: Literal["mean", "sum"] = structural("sum")
     influence_weight: float = 0.1
-    """weight of a turn's influence on the next one (the paper's alpha); 0 switches its pass off"""
+    """weight of a turn's influence on the next one (the paper's alpha), on a task of ours not shown to help; 0 switches
+    its pass off"""
     influence_similarity: float = 0.9
     """share of the words that must agree for two turns to share their influence; 1 asks for identity"""
 
