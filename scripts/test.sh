@@ -24,10 +24,11 @@ case "${1:-}" in
 --everything) chosen="" cases=() ;;
 *) exec .venv/bin/python -m pytest "$@" ;;
 esac
+cores=$(env -u OMP_NUM_THREADS nproc) # which else counts no more than that variable says
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Compiled modules are kept, even where the environment asks for none: every process would compile all of them again.
 unset PYTHONDONTWRITEBYTECODE
-side_by_side=(.venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder)
+side_by_side=(.venv/bin/python -m pytest -n $((cores + 1)) --dist loadfile --no-loadscope-reorder)
 side_by_side+=(--reruns 1 --max-suite-reruns 6 -rR)
 if [ "${COVERAGE:-}" = 1 ]; then
   # Of the fast tests only: the slow ones run mostly in processes of their own.
