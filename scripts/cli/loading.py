@@ -301,7 +301,7 @@ def work_offline_if_unreachable(model: str) -> None:
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
     except ValueError:  # no hub has such an id
         cached = False
-    if not cached and not permission.is_free(model):
+    if not cached and not permission.is_ours(model):
         raise ModelError(
             f"the run's files name the model {model!r}, which is not in the local cache, and a file is no permission "
             "to fetch it; type --model_name_or_path, or --trust_run if you know whose run this is"

@@ -100,14 +100,15 @@ def _log_to_stderr() -> None:
     """Show the library's warnings; other packages' loggers are their own business."""
     logger = logging.getLogger("mafrt")
     if not logger.handlers:
-        handler = _ToStderr()
-        handler.setFormatter(logging.Formatter(f"%(levelname)s{_which()}: %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(_ToStderr())
         logger.propagate = False
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
     """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname}{_which()}: {super().format(record)}"
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
 import math
 import os
 import shutil
@@ -297,3 +298,11 @@ def test_what_is_off_may_be_said_beside_a_setting_without_which_it_does_nothing(
     place = ["--run_dir", str(tmp_path / "run"), "--model_name_or_path", str(tmp_path / "none")]
     assert train_math.main([*place, *words.split()]) == 2
     assert "no effect" not in capsys.readouterr().err
+
+
+def test_a_warning_names_its_process_where_there_are_several_and_only_there(capsys, monkeypatch):
+    for size, begins in (("2", "WARNING (process 1 of 2): "), ("1", "WARNING: ")):
+        monkeypatch.setenv("RANK", "1" if size == "2" else "0")
+        monkeypatch.setenv("WORLD_SIZE", size)
+        run_main(lambda argv: logging.getLogger("mafrt.any").warning("it is so") or 0, [])
+        assert capsys.readouterr().err.splitlines()[0] == f"{begins}it is so"
