@@ -7,7 +7,6 @@ where that is repaired; every boundary calls it, so no code behind a boundary ha
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import numbers
@@ -57,9 +56,10 @@ def clean_deep(value: Any, levels: int = DEEPEST) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if not isinstance(value, (dict, list, tuple)):
-        with contextlib.suppress(Exception):  # an open file, a lock: there is no copy of it
+        try:
             return value if isinstance(value, _FIXED) else copy.deepcopy(value)
-        return value
+        except Exception:  # what classes raise has no common one; of an open file or a lock there is no copy
+            return value
     if not levels:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     if isinstance(value, dict):
