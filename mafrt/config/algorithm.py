@@ -325,8 +325,8 @@ def _merge(users: Mapping[str, Setting], names: Collection[str], critics: Collec
         rest = [f"{_show(v)} for {', '.join(names)}" for v, names in by_value.items() if v != usual]
         default = ", ".join([_show(usual), *rest])
     choices = tuple(dict.fromkeys(choice for s in users.values() for choice in s.choices or ())) or None
-    help = f"{_users(users, names, critics)}{told}; default: {default}"
-    return Setting(first.name, first.kind, None, help, True, first.many, choices)
+    text = f"{_users(users, names, critics)}{told}; default: {default}"
+    return Setting(first.name, first.kind, None, text, True, first.many, choices)
 
 
 def _show(value: Any) -> str:

@@ -76,6 +76,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` at the end; a failure leaves the earlier one alone."""
     draft, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
     shutil.rmtree(draft, ignore_errors=True)
+    # A folder cannot be replaced by a rename, so the earlier one is first set aside.
     if old.exists() and not path.exists():  # a kill between the two renames
         old.rename(path)
     try:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.core.atomic_files import fsync, load_json, save_json, write_atomic
+from mafrt.core.atomic_files import fsync, load_json, new_folder, save_json, write_atomic
 from mafrt.core.errors import CheckpointError
 from mafrt.core.text import shortened
 from mafrt.scripts.tinker_server.limits import refused
@@ -79,7 +79,7 @@ class Checkpoints:
         # What a snapshot held was of use to the process that made it.
         shutil.rmtree(folder / "snapshots", ignore_errors=True)
         (folder / "snapshots").mkdir()
-        # A process that died while it wrote leaves these.
+        # A process that died within `new_folder` leaves these.
         for unfinished in folder.glob("runs/*/*/.*.tmp"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for old in folder.glob("runs/*/*/.*.old"):
@@ -161,31 +161,18 @@ class Checkpoints:
         """Write a checkpoint; a process that dies meanwhile, or a full disk, leaves the one before it."""
         from safetensors.torch import save
 
-        final = self.folder_of(place)
-        temporary = final.with_name(f".{place.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        contents = dict(files)
+        final, contents = self.folder_of(place), dict(files)
         if moments is not None:
             contents[OPTIMIZER] = save(dict(moments))
         size = sum(map(len, contents.values()))
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-        try:
-            temporary.mkdir(parents=True)
+        with new_folder(final) as draft:
+            draft.mkdir(parents=True)
             for name, content in contents.items():
-                write_atomic(temporary / name, content)
-            save_json(temporary / MANIFEST, {**about, "time": time.time(), "size": size, "sha256": hashes})
-            fsync(temporary)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the space
-            raise
-        # A folder cannot be replaced by a rename, so an older one is first set aside.
-        old = final.with_name(f".{place.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        if final.exists():
-            os.rename(final, old)
-        os.rename(temporary, final)
+                write_atomic(draft / name, content)
+            save_json(draft / MANIFEST, {**about, "time": time.time(), "size": size, "sha256": hashes})
+            fsync(draft)
         fsync(final.parent)
-        shutil.rmtree(old, ignore_errors=True)
 
     def verify(self, place: Place, manifest: Mapping[str, Any]) -> Path:
         """The folder of a checkpoint whose files are as they were written. Raises CheckpointError."""
