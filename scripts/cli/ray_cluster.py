@@ -206,8 +206,8 @@ class Launcher:
             self.environment.setdefault("OMP_NUM_THREADS", "1")  # as `torchrun` does
         self.words = [*without(argv, lambda name: name == "ray" or name.startswith("ray_")), "--ray", "none"]
         self.servers = [*self._env_servers(settings), *self._vllm_servers(settings)]
-        self._calls: dict[Any, tuple[Callable[[Any], None], Callable[[str], None]]] = {}
-        """calls to actors on their way, what to do with the answer, and what if there will be none"""
+        self._calls: dict[Any, tuple[Any, Callable[[Any], None], Callable[[str], None]]] = {}
+        """calls on their way: the actor, what to do with the answer, and what if there will be none"""
 
     def run(self) -> int:
         """Train until the processes end by themselves, or cannot be brought back."""
@@ -319,7 +319,7 @@ class Launcher:
                 if None in report.codes:
                     follow(number)
 
-            self._call(nodes[number].report.remote(), take, lost)
+            self._call(nodes[number], nodes[number].report.remote(), take, lost)
 
         def lost(why: str) -> None:
             raise LostError(f"A node of the cluster is lost ({why})")
@@ -340,7 +340,7 @@ class Launcher:
             if any(ended):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() > failed_at + LOST_S:
-                    if any(at < failed_at for at in heard):
+                    if any(None in part and at < failed_at for part, at in zip(codes, heard, strict=True)):
                         raise LostError("A node of the cluster is silent")
                     return max(code or 0 for code in ended)
             if self.stop.requested and not told:
@@ -415,18 +415,17 @@ class Launcher:
             follow()
 
         def follow() -> None:
-            self._call(
-                actor.report.remote(), lambda report: follow() if None in report.codes else lost("it ended"), lost
-            )
+            report = actor.report.remote()
+            self._call(actor, report, lambda told: follow() if None in told.codes else lost("it ended"), lost)
 
         actor = servers.actors[number] = self._actor(gpus=servers.gpus)
         call = actor.serve.remote(servers.words, self.environment, os.getcwd(), log, SERVER_S)
-        self._call(call, listens, lost)
+        self._call(actor, call, listens, lost)
 
     # ------------------------------------------------------------------------------------------------- calls to Ray
 
-    def _call(self, call: Any, done: Callable[[Any], None], lost: Callable[[str], None]) -> None:
-        self._calls[call] = done, lost
+    def _call(self, actor: Any, call: Any, done: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+        self._calls[call] = actor, done, lost
 
     def _turn(self) -> None:
         """Take the answers that arrive within a moment."""
@@ -434,7 +433,7 @@ class Launcher:
             time.sleep(0.2)
         ready = self.ray.wait(list(self._calls), num_returns=1, timeout=0.2)[0] if self._calls else []
         for call in ready:
-            done, lost = self._calls.pop(call)
+            _, done, lost = self._calls.pop(call)
             try:
                 answer = self.ray.get(call)
             except self.ray.exceptions.RayTaskError as error:
@@ -469,6 +468,8 @@ class Launcher:
     def _end(self, actors: Sequence[Any]) -> None:
         """End actors and, before anything else is started, their processes."""
         for actor in actors:
+            # Their end, which is wanted, would else be taken for a loss of those that are started next.
+            self._calls = {call: kept for call, kept in self._calls.items() if kept[0] is not actor}
             with contextlib.suppress(self.ray.exceptions.RayError):  # it is lost already, or is killed now
                 self.ray.get(actor.end.remote(), timeout=30.0)
             self.ray.kill(actor)

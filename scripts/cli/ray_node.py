@@ -50,6 +50,7 @@ class RayNode:
         self._processes: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._taken: list[socket.socket] = []
 
     def look(self, needed: Sequence[str], given: str, reply: str) -> tuple[str, list[str]]:
         """This node's address, and the paths that it does not see, of `needed` and of the file `given`.
@@ -63,10 +64,16 @@ class RayNode:
         return self.address, missing
 
     def free_place(self) -> tuple[str, int]:
-        """This node's address, and a port on which nobody listens."""
-        with socket.socket() as probe:
-            probe.bind((self.address, 0))
-            return self.address, int(probe.getsockname()[1])
+        """This node's address, and a port on which nobody listens, kept for a process of this node.
+
+        Bound and not listening, it is given to no other program, and one that reuses addresses, as servers do, can
+        still listen on it.
+        """
+        kept = socket.socket()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind((self.address, 0))
+        self._taken.append(kept)
+        return self.address, int(kept.getsockname()[1])
 
     def start(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: str) -> None:
         """Start processes in `folder`: their words and their environments. What they print is reported."""

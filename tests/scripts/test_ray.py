@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli import ray_cluster
+from mafrt.core.signals import StopRequest
+from mafrt.scripts.cli import ray_cluster, ray_node
 
 HERE = importlib.util.find_spec("ray") is not None
 pytestmark = [
@@ -110,7 +111,9 @@ class Nodes:
         above = [process.pid for process in psutil.Process(pid).parents()]
         (raylet,) = [raylet for raylet in self._raylets if raylet.pid in above]
         below = raylet.children(recursive=True)
-        ours = [process for process in below if "mafrt" in " ".join(process.cmdline())]
+        begun = [process for process in below if "mafrt" in " ".join(process.cmdline())]
+        # With their workers: a server that outlives its own would call an episode failed, which a dead one cannot.
+        ours = [*begun, *(worker for process in begun for worker in process.children(recursive=True))]
         for process in [raylet, *(process for process in below if process not in ours)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -123,21 +126,26 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    cluster = Nodes()
-    yield cluster
-    cluster.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray gives its workers a niceness of 15: beside busy neighbours they would hardly run.
+        patch.setenv("RAY_worker_niceness", "0")
+        cluster = Nodes()
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of one test and try: what a failed try leaves must not be taken for the next one's."""
+    (tmp_path / "stops.py").write_text(STOPS)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shared")
-    (made / "stops.py").write_text(STOPS)
-    return made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of two processes without Ray."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "stops.py").write_text(STOPS)
     words = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone", "--module", "mafrt.scripts.train"]
     done = subprocess.run([sys.executable, "-m", *words, *TOY, "--run_dir", "alone"], cwd=folder, env=variables())
     assert done.returncode == 0
@@ -155,7 +163,7 @@ def start(folder: Path, nodes: Nodes, run: str, *words: str, iterations: int = 3
     return subprocess.Popen(command, cwd=folder, env=variables(**more), stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> str:
+def finish(process: subprocess.Popen[str], timeout: float = 400.0) -> str:
     try:
         out, _ = process.communicate(timeout=timeout)
     finally:
@@ -170,7 +178,7 @@ def ask(folder: Path, place: str, run: str) -> Path:
 
 
 def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not true():
         if time.monotonic() > end or process.poll() is not None:
             process.kill()
@@ -294,6 +302,56 @@ def test_a_folder_that_a_node_does_not_see_is_refused(folder, nodes, monkeypatch
     gone = str(folder / "gone")
     assert RayNode().look([gone], str(folder / "nothing"), gone) == ("10.0.0.9", [gone, str(folder / "nothing")])
     assert not Path(gone).exists()
+
+
+class Told:
+    """What stands for Ray and for an actor: a call is the answer itself, and all answers are there at once."""
+
+    def __init__(self, *codes: int | None) -> None:
+        self.report = self.end = self
+        self.codes, self.exceptions = list(codes), pytest.importorskip("ray").exceptions
+
+    def remote(self) -> Told:
+        return self
+
+    def wait(self, calls: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        time.sleep(0.01)
+        return calls, []
+
+    def get(self, call: Any, **_: Any) -> ray_node.Report:
+        return ray_node.Report([], call.codes)
+
+    def kill(self, actor: Any) -> None:
+        pass
+
+
+def launcher(nodes: int) -> Any:
+    made: Any = object.__new__(ray_cluster.Launcher)
+    made.ray, made.layout, made.servers, made._calls = Told(), ray_cluster.Layout(nodes, 1, False), [], {}
+    made.stop = StopRequest()
+    return made
+
+
+def test_a_process_that_failed_alone_ends_the_run_and_no_node_is_called_silent(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "LOST_S", 0.1)
+    assert launcher(2)._watch([Told(2), Told(None)]) == 2
+
+
+def test_the_end_of_actors_is_not_taken_for_a_loss_of_those_that_follow():
+    one, other = Told(None), Told(None)
+    made = launcher(2)
+    for actor in (one, other):
+        made._call(actor, actor, lambda _: None, lambda why: pytest.fail(why))
+    made._end([one])
+    assert list(made._calls) == [other]
+
+
+def test_a_port_is_kept_for_a_process_that_will_listen_there():
+    node = ray_node.RayNode()
+    place = node.free_place()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(place)
+    socket.create_server(place).close()
 
 
 @pytest.mark.slow
