@@ -134,7 +134,8 @@ def algorithms() -> str:
     for name, rule in ALGORITHMS.items():
         needs = ["--n_samples of 2 or more"] if rule.needs_groups else []
         needs += ["several agents"] if rule.needs_several_agents else []
-        rows.append((name, f"{rule.summary()} [{rule.paper}]" + (f"; needs {' and '.join(needs)}" if needs else "")))
+        parts = [f"{rule.summary()} [{rule.paper}]", f"needs {' and '.join(needs)}" if needs else "", rule.compared]
+        rows.append((name, "; ".join(filter(None, parts))))
     return columns(rows)
 
 

@@ -33,6 +33,7 @@ class Cispo(GroupRelative):
     clip_high: float | None = 4.0
 
     paper: ClassVar[str] = "CISPO, MiniMax-M1 (2506.13585)"
+    compared: ClassVar[str] = "worse than grpo on a task of ours"
     unused: ClassVar[frozenset[str]] = frozenset({"clip_param", "level", "normalization_mode", "dual_clip"})
 
     def policy_loss(self, terms: PolicyTerms) -> tuple[Tensor, Stats]:

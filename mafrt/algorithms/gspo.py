@@ -31,4 +31,5 @@ class Gspo(GroupRelative):
     clip_high: float | None = 4e-4
 
     paper: ClassVar[str] = "GSPO (2507.18071)"
+    compared: ClassVar[str] = "no better than grpo on a task of ours"
     unused: ClassVar[frozenset[str]] = frozenset({"level", "normalization_mode"})

@@ -29,6 +29,7 @@ class MaxRl(GroupRelative):
     scale: bool = structural(False)
 
     paper: ClassVar[str] = "MaxRL (2602.02710)"
+    compared: ClassVar[str] = "no better than dr_grpo on a task of ours"
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         metrics = super().credit(trajectories, context)

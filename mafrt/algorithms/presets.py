@@ -101,6 +101,7 @@ class Happo(Gae):
     normalize_advantages: Literal["none", "batch", "agent"] = "batch"
 
     paper: ClassVar[str] = "Kuba 2022 (2109.11251)"
+    compared: ClassVar[str] = "no better than mappo on two tasks of ours"
     schedule: ClassVar[Schedule] = "sequential"
     critic_input: ClassVar[CriticInput] = "transcript"
     needs_several_agents: ClassVar[bool] = True
@@ -256,4 +257,5 @@ class Qmix(Mixed):
     """The team's value is a monotone mixture of the agents' Q; a turn against the same agent's others, by Q_tot."""
 
     paper: ClassVar[str] = "QMIX, Rashid 2018 (1803.11485)"
+    compared: ClassVar[str] = "no better than vdn on a task of ours"
     mixer: ClassVar[Literal["vdn", "qmix"] | None] = "qmix"

@@ -43,6 +43,7 @@ class Rae(Algorithm):
     """share of a role's running mean that stays after one more episode"""
 
     paper: ClassVar[str] = "SPIRAL (2506.24119)"
+    compared: ClassVar[str] = "no better than without the mean on a task of ours"
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
         "role_baseline/AGENT": ("running mean of the role's return that its turns were compared with", "reward"),
     }

@@ -79,6 +79,8 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
 
     paper: ClassVar[str] = ""
     """Source, with its arXiv number."""
+    compared: ClassVar[str] = ""
+    """What a comparison with a rule without its own part has shown, where that part was not shown to help."""
     schedule: ClassVar[Literal["concurrent", "round_robin", "sequential", "swap"]] = "concurrent"
     critic_input: ClassVar[Literal["context", "transcript"] | None] = None
     """Input of the critic: the turn's own context, or the whole transcript and the speaker's name; None: no critic."""

@@ -61,7 +61,8 @@ class PolicyLossSettings(Checked):
     clip_param: float = 0.2
     """clip range of the probability ratio: from 1 - clip_param to 1 + clip_param"""
     clip_high: float | None = None
-    """upper clip range where it differs from the lower one (DAPO); default: clip_param"""
+    """upper clip range where it differs from the lower one (DAPO), on a task of ours not shown to help; default:
+    clip_param"""
     dual_clip: float | None = None
     """lower bound of the objective for negative advantages, as a multiple > 1 of the advantage; default: off"""
     entropy_coef: float = 0.0
@@ -100,7 +101,8 @@ class ScheduleSettings(Checked):
     """Schedule of the learning agents."""
 
     agent_iteration_interval: int = 0
-    """iterations per agent, one learning at a time (or per casting: cory); 0: all agents learn together"""
+    """iterations per agent, one learning at a time (or per casting: cory), on two tasks of ours not shown to help; 0:
+    all agents learn together"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
