@@ -115,6 +115,17 @@ def test_the_page_of_the_command_line_has_every_command():
     assert {name for row in rows for name in re.findall(r"\w+", row)} == console.COMMANDS.keys()
 
 
+def test_numbers_of_rules_and_of_their_parts_are_counted():
+    from mafrt.algorithms import ALGORITHMS
+
+    (rules,) = re.findall(r"\[(\d+) algorithms\]", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert int(rules) == len(set(ALGORITHMS.values()))
+    table = (ROOT / "bench" / "results" / "algorithms.md").read_text(encoding="utf-8").split("| part | task |")[1]
+    decides = re.findall(r"\| (yes|alone|not shown) \|", table.split("\n\n")[0])
+    told = re.findall(r"in (\d+) of (\d+) it decides", (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"))
+    assert told == [(str(decides.count("yes")), str(len(decides)))]
+
+
 def test_every_page_is_in_the_navigation():
     """Pages of docs/, and those of the root that the site shows."""
     import yaml
