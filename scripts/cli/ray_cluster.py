@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import secrets
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from mafrt.environment.registry import REMOTE
 from mafrt.scripts import serve_vllm
 from mafrt.scripts.cli import ray_node
 from mafrt.scripts.cli.command import Command, Settings, underscored
-from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
+from mafrt.scripts.cli.go_on import INTERRUPTED, ON_CLUSTER, PAUSED, go_on, interrupted
 from mafrt.scripts.cli.settings import ScaleSettings
 from mafrt.storage.args_file import ARGS
 from mafrt.storage.checkpoint import candidates
@@ -52,6 +53,10 @@ LOST_S = 60.0
 """Seconds after a failure in which the other processes end by themselves, and Ray finds out which node is lost."""
 SERVER_S = 900.0
 """Seconds in which a server has to listen."""
+PLAYED = ("env", "env_kwargs", "eval_env_kwargs")
+"""Settings that environment servers replace."""
+SAMPLED = ("engine", "vllm_servers", "vllm_adapter_dir")
+"""Settings that vLLM servers replace."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,12 @@ class Launcher:
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k not in own}
         if layout.per_node > 1:
             self.environment.setdefault("OMP_NUM_THREADS", "1")  # as `torchrun` does
-        self.words = [*without(argv, lambda name: name == "ray" or name.startswith("ray_")), "--ray", "none"]
+        self.words = [*without(argv, of_ray), "--ray", "none"]
+        # What is recorded is what was asked for: a run's servers end with it, and it may go on elsewhere.
+        replaced = [*PLAYED * bool(self.scale.ray_envs), *SAMPLED * bool(self.scale.ray_vllm)]
+        asked = {name: settings[name] for name in replaced if name in settings.values}
+        flags = [flag for name, value in typed(self.scale).items() for flag in (f"--{name}", str(value))]
+        os.environ[ON_CLUSTER] = self.environment[ON_CLUSTER] = json.dumps([flags, asked])
         self.servers = [*self._env_servers(settings), *self._vllm_servers(settings)]
         self._calls: dict[Any, tuple[Any, Callable[[Any], None], Callable[[str], None]]] = {}
         """calls on their way: the actor, what to do with the answer, and what if there will be none"""
@@ -221,7 +231,7 @@ class Launcher:
                     newest = max((step for step, _ in candidates(self.run_dir / "checkpoints")), default=0)
                     failures, before = (1 if newest > before else failures + 1), newest
                     if self.stop.requested or failures > self.scale.ray_restarts:
-                        print(f"{error}.\nGo on with: {go_on(self.command, self.run_dir)} --ray {self.scale.ray}")
+                        print(f"{error}.\nGo on with: {go_on(self.command, self.run_dir)}")
                         return PAUSED
                     print(f"{error}; all processes are started again from iteration {newest}.", flush=True)
                 else:
@@ -362,8 +372,7 @@ class Launcher:
                 words += [f"--{name}", *settings[name]]
         file = self.shared / "environments.txt"
         self.environment.setdefault(ENV_TOKEN, secrets.token_urlsafe())
-        played = ("env", "env_kwargs", "eval_env_kwargs")
-        self.words = without(self.words, lambda name: name in played)
+        self.words = without(self.words, lambda name: name in PLAYED)
         self.words += ["--env", f"{REMOTE}@{file}/{env.rpartition(':')[2]}", "--env_kwargs", "--eval_env_kwargs"]
         return [Servers("environment", words, self.scale.ray_envs, file)]
 
@@ -377,8 +386,7 @@ class Launcher:
         words += ["--device", "cuda" if self.layout.gpus else "cpu", *shlex.split(self.scale.ray_vllm_flags)]
         file = self.shared / "vllm.txt"
         self.environment.setdefault(VLLM_TOKEN, secrets.token_urlsafe())
-        given = ("engine", "vllm_servers", "vllm_adapter_dir")
-        self.words = [*without(self.words, lambda name: name in given), "--engine", "vllm"]
+        self.words = [*without(self.words, lambda name: name in SAMPLED), "--engine", "vllm"]
         self.words += ["--vllm_servers", f"@{file}", "--vllm_adapter_dir", str(self.shared / "adapters")]
         gpus = gpus_of_server(self.scale) if self.layout.gpus else 0
         return [Servers("vLLM", words, self.scale.ray_vllm, file, gpus, "http://")]
@@ -479,6 +487,17 @@ def program(command: str) -> list[str]:
     """The words that start a command; by the console script, so that what a run advises can be pasted."""
     console = Path(sys.executable).with_name("mafrt")
     return [str(console), command] if console.exists() else [sys.executable, "-m", f"mafrt.scripts.{command}"]
+
+
+def of_ray(name: str) -> bool:
+    """Whether a setting is about the cluster."""
+    return name == "ray" or name.startswith("ray_")
+
+
+def typed(scale: ScaleSettings) -> dict[str, Any]:
+    """The settings about the cluster that are not the defaults."""
+    values = {one.name: getattr(scale, one.name) for one in fields(scale) if of_ray(one.name)}
+    return {name: value for name, value in values.items() if value != getattr(ScaleSettings, name)}
 
 
 def without(argv: Sequence[str], dropped: Callable[[str], bool]) -> list[str]:

@@ -29,7 +29,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.dependent_flags import of_rule, of_team, refuse_ineffective
-from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted
+from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted, on_cluster
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, refuse_idle_limits, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
@@ -212,6 +212,7 @@ def _sized(
     others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
     args |= config.algorithm.flat()
+    args |= on_cluster()[1]  # the servers of a cluster end with this process
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     if "micro_batch_tokens" in settings.named or processes.size > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 from mafrt.core.errors import ConfigError
 from mafrt.core.signals import StopRequest
 from mafrt.scripts.cli import ray_cluster, ray_node
+from mafrt.storage.args_file import read_args
 
 HERE = importlib.util.find_spec("ray") is not None
 pytestmark = [
@@ -251,6 +253,28 @@ def test_episodes_of_a_lost_server_go_elsewhere_and_it_is_started_again(folder, 
     out = finish(process)
     assert process.returncode == 0 and "is started again" in out and "all processes" not in out, out
     same(folder / "served", undisturbed)
+    flags = f"--ray {nodes.address} --ray_nodes 1 --ray_procs_per_node 2 --ray_envs 2"
+    assert f"--load_path {folder / 'served'} {flags}\n" in out
+    assert read_args(folder / "served/args.yaml")["env"] == "stops:Counted"
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: --ray_vllm is NOT tested")
+def test_a_run_with_a_vllm_server_of_the_cluster_goes_on_there_and_without_it(folder, nodes):
+    nodes.have(2)
+    run = folder / "sampled"
+    out = finish(start(folder, nodes, "sampled", "--ray_nodes", "1", "--ray_vllm", "1"), 900)
+    assert f"--load_path {run} --ray {nodes.address} --ray_nodes 1 --ray_vllm 1\n" in out
+    assert read_args(run / "args.yaml")["engine"] == "local"
+    more = [sys.executable, "-m", "mafrt.scripts.train", "--load_path", str(run), "--iterations"]
+    there = ["--ray", nodes.address, "--ray_nodes", "1", "--ray_vllm", "1"]
+    for command in ([*more, "4", *there], [*more, "5"]):
+        done = subprocess.run(command, cwd=folder, env=variables(), capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
