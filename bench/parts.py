@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from scipy.stats import ttest_1samp
 
 from bench import _measure
 from bench._measure import positive
@@ -402,6 +401,8 @@ def _p_value(gains: Sequence[float]) -> float:
     """Of no difference, to both sides; 1 where the part does harm, or nothing can be said."""
     if len(gains) < 2 or statistics.fmean(gains) <= 0.0 or max(gains) == min(gains):
         return 1.0
+    from scipy.stats import ttest_1samp
+
     return float(ttest_1samp(gains, 0.0).pvalue)
 
 

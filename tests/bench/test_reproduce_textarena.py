@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("textarena")
+from helpers_extras import need
 
 from bench.reproduce import textarena_game
+
+need("textarena")
 
 
 def test_records_are_legal_moves_without_brackets_of_the_player_whose_turn_it_is():

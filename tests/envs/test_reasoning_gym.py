@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from helpers_extras import need
 
 import mafrt
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.envs.reasoning_gym import _worker
 from mafrt.envs.reasoning_gym.env import PROMPT, ReasoningGym, answer_of
 
-pytest.importorskip("reasoning_gym")
+need("reasoning_gym")
 SMALL = {"size": 12, "held_out_size": 4}
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 

@@ -6,12 +6,13 @@ import os
 import random
 
 import pytest
+from helpers_extras import need
 
 import mafrt
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.envs.textarena.env import without_tags
 
-pytest.importorskip("textarena")
+need("textarena")
 
 
 def play(env, task, moves, seed=0):

@@ -83,22 +83,22 @@ def test_a_bench_looks_at_it_and_goes_on(name):
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("made", "words"),  # made in the test: half a gigabyte that every process would hold
     [
-        ({"a": b"", "a/b": b""}, "both a file and a folder"),
-        ({"x/y": b"", "x": b"", "x/y/z": b""}, "both"),
-        ({f"{n}": b"" for n in range(5000)}, "5000 files"),
-        ({f"{n}/f": b"" for n in range(2100)}, "2100 folders"),
-        ({"a": b"x" * (257 * 2**20)}, "256 MiB"),
-        ({f"{n}": b"x" * (65 * 2**20) for n in range(4)}, "256 MiB"),
+        (lambda: {"a": b"", "a/b": b""}, "both a file and a folder"),
+        (lambda: {"x/y": b"", "x": b"", "x/y/z": b""}, "both"),
+        (lambda: {f"{n}": b"" for n in range(5000)}, "5000 files"),
+        (lambda: {f"{n}/f": b"" for n in range(2100)}, "2100 folders"),
+        (lambda: {"a": b"x" * (257 * 2**20)}, "256 MiB"),
+        (lambda: {f"{n}": b"x" * (65 * 2**20) for n in range(4)}, "256 MiB"),
         (
-            {f"{n}" + "x" * 250: b"" for n in range(4000 - 1)} | {"y/" * 15 + f"{n}": b"" for n in range(97)},
+            lambda: {f"{n}" + "x" * 250: b"" for n in range(4000 - 1)} | {"y/" * 15 + f"{n}": b"" for n in range(97)},
             "more than",
         ),
     ],
 )
-def test_files_that_no_workdir_holds_are_an_error_of_the_program(sandbox, files, words):
-    done = sandbox.execute("print(1)", files)
+def test_files_that_no_workdir_holds_are_an_error_of_the_program(sandbox, made, words):
+    done = sandbox.execute("print(1)", made())
     assert done.status == "error" and words in done.stderr and unfit("", FILES) is None
 
 
