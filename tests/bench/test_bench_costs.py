@@ -78,6 +78,8 @@ def test_the_peak_of_a_call_is_counted():
     assert memory.peak_bytes(call, "cpu") == 4 * 1200
 
 
+@pytest.mark.nightly
+@pytest.mark.ci
 @pytest.mark.slow
 def test_resume_is_checked_before_it_is_timed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(resume.subprocess, "run", run_command)  # what a cold start takes is no matter here
@@ -123,6 +125,7 @@ def forked(monkeypatch):
     monkeypatch.setattr(_trl.multiprocessing, "get_context", lambda kind: context)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_an_iteration_against_trl_is_checked_and_timed(forked, tmp_path, monkeypatch):

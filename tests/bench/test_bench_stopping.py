@@ -53,6 +53,8 @@ def test_turns_are_paid_as_they_come_or_all_is_in_the_outcome():
         assert sum(play(now, lambda find, left: find >= 6, task)) == pytest.approx(outcome)
 
 
+@pytest.mark.nightly
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_short_run_is_measured_against_the_best(capsys, monkeypatch):
     monkeypatch.setattr(Search, "num_tasks", 128)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers_warm import run_command
 
 from bench import _trl, gpu
 from bench._gpu import measured, modelled, models, parity
@@ -95,6 +96,8 @@ def test_measured_rows_stand_beside_the_modelled_ones(monkeypatch):
     ]
 
 
+@pytest.mark.nightly
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
     row = modelled.decode_row("qwen3.5-0.8b", 2, rows=4, context=64)
@@ -104,7 +107,9 @@ def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
 
 
 @pytest.mark.slow
-def test_what_was_measured_stays_where_nothing_can_be_modelled(capsys):
+def test_what_was_measured_stays_where_nothing_can_be_modelled(capsys, monkeypatch):
+    # A fork in place of an interpreter, which needs no word (-P) on where it looks for modules.
+    monkeypatch.setattr(measured.subprocess, "run", lambda words, **how: run_command([words[0], *words[2:]], **how))
     rows = [{"model": "no such model", "K": 4, "waits": 5}]
     assert measured.beside_modelled("no such model", "updates", rows) == rows
     assert "no such model" in capsys.readouterr().out

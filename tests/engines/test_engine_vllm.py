@@ -190,9 +190,9 @@ def test_a_sample_depends_on_its_request_alone(base, engine):
 
 def crowd(base: SharedBase) -> list[Request]:
     """More prompt tokens than vLLM takes in one step, each request with its own seed."""
-    short = prompts(base, 1)[0]
+    long = [*(prompts(base, 1)[0] * 30)][:600]
     how = SamplingParams(max_new_tokens=4)
-    return [Request([*short, 5 + n], name, how, seed=n) for n in range(90) for name in RANKS]
+    return [Request([5 + n, *long], name, how, seed=n) for n in range(3) for name in RANKS]
 
 
 def test_more_prompts_than_fit_into_a_step(base, engine):
@@ -252,7 +252,8 @@ def test_the_self_check_passes_with_room_to_spare(base, engine):
 
 
 def test_an_adapter_that_vllm_cannot_hold_is_a_sentence_and_not_its_end(base, engine):
-    base.add_adapter("giant", LoraSpec(rank=48), seed=0)
+    if "giant" not in base.records:  # left by a first try that failed
+        base.add_adapter("giant", LoraSpec(rank=48), seed=0)
     with pytest.raises(ConfigError, match="cannot hold the adapter giant"):
         engine.generate([Request(prompts(base)[0], "giant", GREEDY, seed=0)])
     assert len(engine.generate(requests(base, GREEDY))) == 32
@@ -260,7 +261,8 @@ def test_an_adapter_that_vllm_cannot_hold_is_a_sentence_and_not_its_end(base, en
 
 def test_vllm_killed_is_one_sentence_and_stays_so(base, engine):
     for pid in engine.pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(EngineDownError, match="vLLM's process died"):
             engine.generate(requests(base, WARM))
@@ -286,6 +288,7 @@ def test_servers_give_the_logprobs_of_the_distribution_sampled_from(served):
         assert worst_gap(base, asked, engine.generate(asked)) <= NATS
 
 
+@pytest.mark.nightly
 def test_more_prompts_than_fit_into_a_step_of_a_server(served):
     base, engine = served
     asked = crowd(base)

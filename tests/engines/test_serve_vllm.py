@@ -148,6 +148,7 @@ def models(client: OpenAI, server: subprocess.Popen, log: Path) -> set[str]:
     raise AssertionError(log.read_text()[-3000:])
 
 
+@pytest.mark.nightly
 def test_the_printed_command_serves_every_agent(exported, tmp_path):
     card = (exported / "README.md").read_text()
     [command] = [line for line in card.splitlines() if line.startswith("vllm serve")]

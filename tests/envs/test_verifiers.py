@@ -332,6 +332,7 @@ def real():
     return str(python)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_the_real_package_plays_turns_teams_tools_and_their_own_environments(real, tmp_path, monkeypatch):
@@ -374,6 +375,7 @@ def test_the_real_package_plays_turns_teams_tools_and_their_own_environments(rea
             make_env(f"verifiers:{ENVS}/one_turn.py", env_python=real, **settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_tools_and_a_judge_of_the_real_package(real):
@@ -390,6 +392,7 @@ def test_tools_and_a_judge_of_the_real_package(real):
     assert result.rewards == {"solver": 1.0, "judge": 1.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_team_of_the_real_package_trains_is_killed_and_goes_on(real, tmp_path):

@@ -62,6 +62,7 @@ def greedy(model):
     return said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_every_agent_answers_as_its_peft_folder_does(packages, tmp_path, family):
     pytest.importorskip("gguf")

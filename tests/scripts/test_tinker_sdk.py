@@ -110,6 +110,7 @@ def test_the_stock_client(sdk, served):
     assert said["sampler"] and said["saved"] == ["sampler", "training"] and "cross_entropy" in said["refused"]
 
 
+@pytest.mark.nightly
 def test_the_example_of_a_team(sdk, served):
     out = run(sdk, served, str(ROOT / "examples/tinker_team.py"), "2", "4")
     assert out.count("reward") == 2
