@@ -21,7 +21,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-from helpers_warm import ADDRESS, WORKER, start_server
+from helpers_left import children, end
+from helpers_warm import ADDRESS, RUNNING, WORKER, start_server
 
 # Another program may have the core for longer than any deadline of a single example.
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -141,6 +142,29 @@ def same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+FAILED = pytest.StashKey[bool]()
+"""of a test: whether what has run of it so far has failed"""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    item.stash[FAILED] = report.failed or (call.when != "setup" and item.stash.get(FAILED, False))
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails seldom comes to the lines that end its processes; they would slow down all tests after it."""
+    warm, others = set(RUNNING), children()
+    yield
+    for process in RUNNING - warm:
+        process.kill()
+    if request.node.stash.get(FAILED, False):  # otherwise a library may keep a worker for its next call
+        for pid in children() - others:
+            end(pid)
 
 
 @pytest.fixture

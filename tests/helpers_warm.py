@@ -27,6 +27,10 @@ ADDRESS = "MAFRT_TESTS_WARM"
 """Environment variable with the path of the socket of the server that all processes of a test run share."""
 
 
+RUNNING: set[WarmProcess] = set()
+"""Started here, and not seen to have ended."""
+
+
 RUN = subprocess.run
 """The function itself, where a test has put another in its place."""
 
@@ -76,6 +80,7 @@ class WarmProcess:
         self._server, self._folder = server, folder
         self.pid = int(self._appeared("pid", 120))
         self.returncode: int | None = None
+        RUNNING.add(self)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, negative for a signal. Raises TimeoutExpired."""
@@ -83,6 +88,7 @@ class WarmProcess:
             if not self._ended_within(timeout):
                 raise subprocess.TimeoutExpired(str(self._folder), timeout or 0)
             self.returncode = int(self._appeared("code", 60))
+            RUNNING.discard(self)
         return self.returncode
 
     def poll(self) -> int | None:
