@@ -76,7 +76,7 @@ LOOP = """
         while not stop.requested:
             time.sleep(0.01)
         print("safe point", stop.reason, flush=True)
-        time.sleep(30)
+        time.sleep(600)
 """
 
 
@@ -88,11 +88,9 @@ def test_in_a_real_process():
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == "safe point SIGTERM\n"
     time.sleep(0.3)  # longer than an echo takes
-    began = time.monotonic()
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=20)
+    _, errors = child.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors and child.returncode == -signal.SIGINT
-    assert time.monotonic() - began < 10
 
 
 LEAVES = """
@@ -115,5 +113,5 @@ def test_a_further_sigterm_while_the_interpreter_ends_makes_no_failure(first):
     child.send_signal(first)
     assert child.stdout.readline() == "leaving\n"
     child.send_signal(signal.SIGTERM)
-    child.communicate("\n", timeout=20)
+    child.communicate("\n", timeout=120)
     assert child.returncode == 0

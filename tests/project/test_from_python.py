@@ -58,15 +58,17 @@ def test_a_base_answers_one_prompt_or_several_in_their_order(base):
 
 
 def test_answers_follow_the_adapter_as_it_is_now(base):
-    before = base.generate("3 + 4 =", "actor", max_new_tokens=8, temperature=0)
+    name = f"follower_{len(base.records)}"  # of its own in a second try
+    base.add_adapter(name, mafrt.LoraSpec(), seed=0)
+    before = base.generate("3 + 4 =", name, max_new_tokens=8, temperature=0)
     assert before == base.generate("3 + 4 =", max_new_tokens=8, temperature=0)  # a fresh adapter changes nothing
     import torch
 
     with torch.no_grad():
-        for parameter in base.adapter_parameters("actor"):
+        for parameter in base.adapter_parameters(name):
             parameter.normal_(generator=torch.Generator().manual_seed(0))
-    base.bump("actor")
-    assert base.generate("3 + 4 =", "actor", max_new_tokens=8, temperature=0) != before
+    base.bump(name)
+    assert base.generate("3 + 4 =", name, max_new_tokens=8, temperature=0) != before
     assert base.generate("3 + 4 =", "reasoner", max_new_tokens=8, temperature=0) == before
 
 

@@ -75,7 +75,8 @@ def test_greedy_equals_transformers_on_20_prompts(base, theirs):
 def test_an_adapter_gives_the_logits_of_peft(base, theirs, tmp_path):
     from peft import PeftModel
 
-    base.add_adapter("solver", LoraSpec(4, 8.0), seed=3)
+    if "solver" not in base.records:  # left by a first try that failed
+        base.add_adapter("solver", LoraSpec(4, 8.0), seed=3)
     with torch.no_grad():
         for number, parameter in enumerate(base.adapter_parameters("solver")):
             if number % 2:
