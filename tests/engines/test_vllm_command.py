@@ -9,12 +9,12 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from helpers_warm import WarmProcess, start_python
 
 from mafrt.core.errors import EngineDownError
 from mafrt.core.shipped import TEACHING_BASE
@@ -74,9 +74,8 @@ def free_ports() -> int:
             return port
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mafrt.scripts.main", "serve_vllm", "--device", "cpu", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(*words: object) -> WarmProcess:
+    return start_python("-m", "mafrt.scripts.main", "serve_vllm", "--device", "cpu", *map(str, words))
 
 
 def gone(pid: int) -> bool:
@@ -99,8 +98,9 @@ def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
     agents = [{"role": name, "lora_rank": rank} for name, rank in (("a", 4), ("b", 20))]
     team.write_text(json.dumps({"agents": agents}))
     running = start("--python", python, "--profile_path", team, "--servers", 2, "--port", port)
-    assert running.stdout is not None
-    said = running.stdout.readline()
+    while "\n" not in (said := running.stdout):
+        assert running.poll() is None, running.stderr
+        time.sleep(0.02)
     assert f"--vllm_servers http://127.0.0.1:{port},http://127.0.0.1:{port + 1};" in said, said
     kept = [json.loads((tmp_path / f"{port + number}.json").read_text()) for number in range(2)]
     words = dict(zip(kept[0]["words"], kept[0]["words"][1:], strict=False))
@@ -108,7 +108,7 @@ def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
     assert words["--logprobs-mode"] == "processed_logprobs" and words["--host"] == "127.0.0.1"
     assert kept[1]["environment"]["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     running.send_signal(kind)
-    running.wait(30)
+    running.wait(120)
     assert all(gone(server["pid"]) for server in kept)
 
 
@@ -116,8 +116,9 @@ def test_servers_know_the_team_and_end_with_the_command(python, tmp_path, kind):
 def test_a_server_that_ends_before_it_answers_is_one_sentence(python, tmp_path):
     (tmp_path / "ill").touch()
     running = start("--python", python, "--port", free_ports())
-    said, _ = running.communicate(timeout=60)
-    assert running.returncode == 2 and "ended with status 1 before it answered" in said and "Traceback" not in said
+    assert running.wait(120) == 2
+    said = running.stdout + running.stderr
+    assert "ended with status 1 before it answered" in said and "Traceback" not in said
 
 
 def test_one_that_has_lived_for_a_while_is_started_again_and_another_is_not(python, tmp_path, capsys):

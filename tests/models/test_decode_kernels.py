@@ -86,8 +86,8 @@ for dtype, limit, rank, d, inner, heads, kv, dim in (
     assert not torch.equal(states[0], start)
 """
 
+# Top-k and top-p without a sort keep what sorting keeps.
 CUT = """
-import torch
 from mafrt.models.compute import truncate
 from mafrt.models.gpu import decode_kernels as kernels
 
@@ -138,12 +138,7 @@ def python(code: str, **more: str) -> None:
 
 def test_kernels_compute_what_the_plain_forms_compute():
     pytest.importorskip("triton")
-    python(INTERPRETED, TRITON_INTERPRET="1")
-
-
-def test_top_k_and_top_p_without_a_sort_keep_what_sorting_keeps():
-    pytest.importorskip("triton")
-    python(CUT, TRITON_INTERPRET="1")
+    python(INTERPRETED + CUT, TRITON_INTERPRET="1")  # one interpreter imports torch and Triton
 
 
 def test_kernels_compile_for_a_gpu(tmp_path):

@@ -54,18 +54,7 @@ def test_afterwards(shared):
 @pytest.mark.slow
 def test_processes_of_a_failed_test_are_ended(tmp_path):
     (tmp_path / "test_it.py").write_text(FILE)
-    words = [
-        "-q",
-        "-p",
-        "conftest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(tmp_path),
-        "test_it.py",
-    ]
+    words = ["-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "test_it.py"]
     paths = [str(folder) for folder in Path(__file__).parents[1:3]]
     code = f"import sys; sys.path[:0] = {paths}; import pytest; pytest.main({words})"
     done = run_python("-c", code, cwd=tmp_path)
