@@ -109,6 +109,7 @@ def test_a_record_keeps_how_an_episode_began():
     assert unpack_episode(pack_episode(episodes[0])) == episodes[0] and episodes[0].start == Start("e0", "g", 0, 0)
 
 
+@pytest.mark.slow
 def test_it_trains():
     import toy
 

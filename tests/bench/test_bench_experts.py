@@ -23,6 +23,7 @@ def test_a_team_on_experts_is_measured(capsys):
     assert "K=3" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_experts_without_their_adapters_are_not_timed(monkeypatch):
     product = expert_lora._product
 

@@ -300,6 +300,7 @@ def uncut(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "paused"),
     [(CoachDownError("it does not accept the key"), True), (BudgetSpentError("$5 are spent"), False)],

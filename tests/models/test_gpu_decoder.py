@@ -330,6 +330,7 @@ def hybrid_on_gpu(**shape):
     return base
 
 
+@pytest.mark.slow
 def test_a_step_of_a_hybrid_is_recorded():
     with PretendCuda() as gpu:
         lean = LeanModel(hybrid_on_gpu())
@@ -347,8 +348,7 @@ def test_a_step_of_a_hybrid_is_recorded():
     ("adapters", "even"),
     [
         (0, True),
-        (4, False),
-        *(pytest.param(*some, marks=pytest.mark.slow) for some in ((1, True), (4, True), (9, False))),
+        *(pytest.param(*some, marks=pytest.mark.slow) for some in ((1, True), (4, True), (9, False), (4, False))),
     ],
 )
 def test_a_step_takes_twelve_launches_a_layer_at_most(adapters, even):

@@ -195,6 +195,7 @@ def test_an_adapter_that_starts_with_the_action_equals_a_cache_filled_without_it
             torch.testing.assert_close(whole[row], torch.cat([first, rest], 1)[0], atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_grouping_gives_each_row_what_it_gets_alone(data):
