@@ -139,14 +139,14 @@ def test_a_server_that_takes_no_schema_is_asked_for_text(provider, coach_of, cap
 
 @pytest.mark.parametrize("provider", SPECS)
 def test_too_many_requests_with_and_without_retry_after(provider, coach_of):
-    for headers, least in (({}, 0.0), ({"retry-after": "0.3"}, 0.3), ({"retry-after": "100"}, 0.4)):
+    for headers, least in (({}, 0.0), ({"retry-after": "0.3"}, 0.3), ({"retry-after": "10000"}, 0.4)):
         limited = Say(status=429, headers=headers, error={"error": {"message": "slow down", "code": 429}})
         with Judge(lambda seen, n, limited=limited: limited if n == 0 else verdict(6)) as judge:
             coach = coach_of(provider, judge)
             started = time.monotonic()
             assert coach.judge([CASE]) == [Scored(6.0, "Sound.")]
-            # 100 s are cut to the longest that is honoured, .4 s here.
-            assert least <= time.monotonic() - started < 30
+            # 10,000 s are cut to the longest that is honoured, .4 s here.
+            assert least <= time.monotonic() - started < 300
             assert len(judge.seen) == 2 and coach.counts()["retries"] == 1
 
 
@@ -174,11 +174,11 @@ def test_one_that_fails_for_long_among_others_that_do_not_is_unscored(provider, 
 
 @pytest.mark.parametrize("provider", SPECS)
 def test_a_hanging_judge_is_given_up_on_and_asked_again(provider, coach_of):
-    with Judge(lambda seen, n: Say(hang_s=30.0) if n == 0 else verdict(6)) as judge:
+    with Judge(lambda seen, n: Say(hang_s=600.0) if n == 0 else verdict(6)) as judge:
         coach = coach_of(provider, judge, coach_timeout=0.4)
         started = time.monotonic()
         assert coach.judge([CASE]) == [Scored(6.0, "Sound.")]
-        assert time.monotonic() - started < 25
+        assert time.monotonic() - started < 300
 
 
 @pytest.mark.parametrize("provider", SPECS)
@@ -323,14 +323,14 @@ def test_the_budget_ends_the_run_cleanly_and_what_was_paid_for_is_kept(coach_of,
 
 def test_a_stop_is_heard_while_the_judge_thinks(coach_of):
     stop = threading.Event()
-    with Judge(lambda seen, n: Say(verdict(5).text, hang_s=30.0)) as judge:
+    with Judge(lambda seen, n: Say(verdict(5).text, hang_s=600.0)) as judge:
         coach = coach_of("openai", judge)
         coach.begin(None, None, stop.is_set)
         threading.Timer(0.2, stop.set).start()
         started = time.monotonic()
         with pytest.raises(CoachInterruptedError):
             coach.judge(cases(3))
-        assert time.monotonic() - started < 25
+        assert time.monotonic() - started < 300
 
 
 @pytest.mark.parametrize("provider", SPECS)

@@ -45,7 +45,7 @@ def server():
 def drip(head):
     def talk(connection):
         connection.sendall(head)
-        for _ in range(800):
+        for _ in range(12_000):
             connection.sendall(b" ")
             time.sleep(0.05)
 
@@ -56,14 +56,14 @@ def drip(head):
     "talk",
     [drip(OK + b"Content-Length: 9999\r\n\r\n"), drip(OK + b"X: "), drip(OK + b"\r\n"), drip(b""),
      drip(OK + b"Transfer-Encoding: chunked\r\n\r\n5"), drip(b"HTTP/1.1 100 Continue\r\n\r\n"),
-     lambda connection: time.sleep(40), lambda connection: (connection.recv(1), time.sleep(40))],
+     lambda connection: time.sleep(600), lambda connection: (connection.recv(1), time.sleep(600))],
 )  # fmt: skip
 @pytest.mark.parametrize("body", [None, b"x" * 2**24])
 def test_it_ends_in_time(server, talk, body):
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match="within"):
         http_request(server(talk), body, headers={}, within_s=0.5, most=2**20)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 300
 
 
 @pytest.mark.parametrize(

@@ -622,10 +622,10 @@ def test_many_marks_take_little_time(templated):
 
     tokenizer = templated("NFKC", ORDINARY["alpaca"][0])
     marks = controls_of(tokenizer).turns
-    begin = time.perf_counter()
+    begin = time.process_time()
     for text in ("### Response:\n", "# " * 3, "#" + " " * 400, "\uff03## Response:\n", "User " * 3):
         marks.broken(text * (1_000_000 // len(text)))
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 def test_a_template_that_tells_turns_by_blanks_alone_is_said_to(caplog, templated):

@@ -250,7 +250,7 @@ def test_only_regular_files_are_read(tmp_path, load, suffix, kind):
     started = time.monotonic()
     with pytest.raises(MafrtError) as caught:
         load(path)
-    assert time.monotonic() - started < 20 and "\n" not in str(caught.value)  # else it waits, or reads, without end
+    assert time.monotonic() - started < 300 and "\n" not in str(caught.value)  # else it waits, or reads, without end
 
 
 def test_a_pipe_among_the_tables_of_a_task_is_skipped(tmp_path):

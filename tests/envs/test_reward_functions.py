@@ -377,14 +377,14 @@ def test_a_coach_that_raises_on_every_case_pauses_the_run():
 
 def test_a_coach_that_hangs_has_a_deadline_and_hears_a_request_to_stop():
     released = threading.Event()
-    hanging = coach(lambda self, cases: released.wait(60) and [])
+    hanging = coach(lambda self, cases: released.wait(600) and [])
     try:
         with pytest.raises(CoachError, match="coach_deadline"):
             verdicts_of(hanging, CASES, 0.4)
         hanging.interrupted = lambda: True
         began = time.monotonic()
         with pytest.raises(CoachInterruptedError):
-            verdicts_of(hanging, CASES, 60.0)
-        assert time.monotonic() - began < 30
+            verdicts_of(hanging, CASES, 600.0)
+        assert time.monotonic() - began < 300
     finally:
         released.set()

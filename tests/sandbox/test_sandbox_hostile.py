@@ -496,7 +496,7 @@ def test_hostile_snippet(tier: Tier, host: Host, name: str) -> None:
     took = time.monotonic() - began
     expected = hostile.other.get(sandbox.tier, hostile.expected)
     assert done.status in expected, done
-    assert took < hostile.timeout_s + 20 and (done.status != "timeout" or hostile.timeout_s < 10)
+    assert took < hostile.timeout_s + 120 and (done.status != "timeout" or hostile.timeout_s < 10)
     assert done.tier == sandbox.tier
     assert (done.exit_code == 0) == (done.status == "ok")
     assert hostile.says in done.stdout, done
