@@ -32,6 +32,7 @@ PAGES = ("docs/report.md", "docs/transcripts.md", "docs/serve.md", "docs/export.
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Saved as `(\w+\.py)`")
 SHORT = "--iterations 1 --n_rollout_threads 2 --max_new_tokens 16 --eval_episodes 1 --eval_samples 1 --threads 1"
+UNEVALUATED = "--iterations 1 --n_rollout_threads 2 --max_new_tokens 16 --eval_episodes 0 --threads 1"
 
 EVALUATED = "--k 4 --tasks 100"
 """What scripts/quickstart.sh plays at its end; fewer games here."""
@@ -55,7 +56,9 @@ CHANGES = {
     r"--iterations 400": "--iterations 4",
     r"--iterations 14": "--iterations 2",
     r"(?<=runs/pens --kind train )--iteration 12": "--iteration 1",
-    r"^mafrt train --(program|command|env) .*": rf"\g<0> {SHORT}",
+    r"^mafrt train --(program|env) .*": rf"\g<0> {SHORT}",
+    # Each of its episodes imports an SDK of its own, so none is played for an evaluation.
+    r"^mafrt train --command .*": rf"\g<0> {UNEVALUATED}",
     r"--k 16": "--k 1 --tasks 2 --threads 1",
     r"--record_dir evaluated": r"\g<0> --k 1 --tasks 2 --threads 1",
     r"^mafrt collect .*": r"\g<0> --min_score 0 --overwrite",
