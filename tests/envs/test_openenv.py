@@ -335,7 +335,7 @@ def served(interpreter):
     running = {}
 
     def start(kind, place=0):
-        if (kind, place) not in running:
+        if (kind, place) not in running or running[kind, place][0].poll() is not None:  # killed by a first try
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             command = [interpreter, str(HERE / "openenv_server.py"), kind, str(port)]
@@ -357,6 +357,7 @@ def served(interpreter):
         process.wait()
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_real_server_plays_words_numbers_turns_and_tools(served):
     env = make_env(f"openenv:{served('guess')[1]}")
@@ -384,6 +385,8 @@ def test_the_real_server_plays_words_numbers_turns_and_tools(served):
     assert env.step({"agent": call}).observations["agent"][-1] == {"role": "tool", "content": "8"}
 
 
+@pytest.mark.nightly
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_team_trains_on_two_servers_of_which_one_is_killed(served, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
