@@ -19,7 +19,7 @@ from mafrt.scripts.bench import names
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
-pytestmark = [pytest.mark.takes(fast=25, slow=20), pytest.mark.usefixtures("same_threads")]
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 def test_they_are_listed():

@@ -19,8 +19,6 @@ from bench._measure import Disagreement
 from mafrt.cpu.library import library
 from mafrt.models.shared_base import SharedBase
 
-pytestmark = pytest.mark.takes(slow=45)
-
 
 @pytest.mark.nightly
 @pytest.mark.ci

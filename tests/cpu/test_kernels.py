@@ -22,7 +22,7 @@ from mafrt.cpu.decode import DecodeKernels, FarKeys, Heads, NearKeys, decode_ker
 from mafrt.cpu.library import SWITCH, library
 from mafrt.cpu.panels import Panels
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = [pytest.mark.takes(fast=20), pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")]
 DTYPES = [torch.float32, torch.bfloat16]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 """allowed error, of the largest entry"""

@@ -15,7 +15,11 @@ import torch
 
 from mafrt.cpu.library import FLAGS, SOURCE, find_compiler, library
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_compiler() is None, reason="no C compiler")]
+pytestmark = [
+    pytest.mark.takes(slow=20),
+    pytest.mark.slow,
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler"),
+]
 DRIVER = os.path.join(os.path.dirname(__file__), "every_kernel.c")
 ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64")
 

@@ -30,7 +30,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.scripts import export, train_math
 
-pytestmark = [pytest.mark.takes(slow=80), pytest.mark.slow, pytest.mark.ci]
+pytestmark = [pytest.mark.takes(slow=30), pytest.mark.slow, pytest.mark.ci]
 
 ASK = [{"role": "user", "content": "Problem: Tom has 3 pens and gets 4 more. How many pens does he have?"}]
 ON_CPU = {

@@ -23,7 +23,7 @@ from mafrt.envs.math.answers import boxed, comparable, plain_number, quick_verdi
 from mafrt.envs.math.notation import latex
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
 
-pytestmark = pytest.mark.takes(fast=40)
+pytestmark = pytest.mark.takes(fast=10, slow=25)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.takes(fast=0, slow=10)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.takes(slow=20)]
 
 INTERPRETED = """
 import torch

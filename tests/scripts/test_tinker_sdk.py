@@ -18,7 +18,7 @@ from mafrt.scripts.tinker_server.limits import Limits
 from mafrt.scripts.tinker_server.server import TinkerServer
 from mafrt.scripts.tinker_server.service import Service, names_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = [pytest.mark.takes(slow=25), pytest.mark.slow, pytest.mark.ci]
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
