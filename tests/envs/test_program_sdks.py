@@ -53,6 +53,7 @@ def test_the_default_mode_of_the_agents_sdk_is_played_side_by_side():
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)  # which programs get processes is told below, without starting any
 @pytest.mark.parametrize("name", ["run_sync", "sets_the_environment", "sets_the_client"])
 def test_programs_with_globals_of_their_own(name):
     env = program(name, agents=["solver"])
@@ -115,6 +116,7 @@ def test_a_client_that_a_coroutine_program_keeps_stays_usable(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("made", ["Bot()", "Bot().__call__"])
 def test_an_object_that_keeps_its_first_client_gets_a_process(tmp_path, made):
     file = tmp_path / "keeps_itself.py"
