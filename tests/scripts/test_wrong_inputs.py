@@ -6,6 +6,7 @@ loaded for any of them but those of `LOADED`.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.envs.math import build
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.main import main
 
@@ -536,9 +538,15 @@ def refused(capsys, place, words):
     return said
 
 
+# Of most command lines the shipped problems are read before what is wrong is found: once, they are the same every time.
+load_tasks, find_leaks = functools.cache(build.load_tasks), functools.cache(build.find_leaks)
+
+
 @pytest.fixture
 def here(place, monkeypatch):
     monkeypatch.chdir(place)
+    monkeypatch.setattr(build, "load_tasks", load_tasks)
+    monkeypatch.setattr(build, "find_leaks", find_leaks)
     for name in ("MAFRT_ENV_TOKEN", "MAFRT_SERVE_TOKEN", "WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -208,6 +208,8 @@ def whole(place, upto=4):
     assert [step for step, _ in found["eval/greedy"]] == list(range(upto))
 
 
+@pytest.mark.slow
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("dies_at", range(0, 30, 3))
 def test_tensorboard_after_a_kill_at_any_call(tmp_path, dies_at):
     run, branch = tmp_path / "run", tmp_path / "branch"
