@@ -196,6 +196,7 @@ def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_nu
 
 
 @pytest.mark.slow
+@pytest.mark.cases(1)  # each night that of DeepSpeed, whose import takes seconds in every process
 @pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero2", marks=NEED_DEEPSPEED)])
 def test_processes_keep_the_adapters_near_those_that_the_run_started_from(tmp_path, layout):
     train(tmp_path / "before", iterations=3, eval_episodes=0)
