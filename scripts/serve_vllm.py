@@ -44,6 +44,8 @@ class VllmSettings:
 
     model_name_or_path: str = "teaching-base"
     """folder or Hugging Face id of the frozen base"""
+    trust_remote_code: bool = False
+    """run code that comes with the base, here and in the servers"""
     profile_path: str | None = None
     """team file, for the number of adapters and their ranks; default: --max_loras and --lora_rank"""
     n_agents: int | None = None
@@ -142,11 +144,12 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     default = LoraSpec(rank=asked.lora_rank, alpha=2.0 * asked.lora_rank)
     ranks = [asked.lora_rank] if team is None else [team.lora_for(name, default).rank for name in team.adapters]
     adapters = asked.max_loras or (1 if team is None else len(team.adapters)) + 1
-    check_base(asked.model_name_or_path)
+    check_base(asked.model_name_or_path, trust_remote_code=asked.trust_remote_code)
     gpu = asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
     share = asked.gpu_memory_utilization or (0.9 if gpu else 0.1)
     words = [asked.python or sys.executable, "-m", MODULE]
     words += ["--model", str(base_folder(asked.model_name_or_path) or asked.model_name_or_path)]
+    words += ["--trust-remote-code"] if asked.trust_remote_code else []
     words += ["--host", asked.host]
     words += ["--enable-lora", "--max-loras", str(adapters), "--max-cpu-loras", str(2 * adapters)]
     words += ["--max-lora-rank", str(room_for_rank(max(ranks))), "--logprobs-mode", "processed_logprobs"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mafrt.config import permission
 from mafrt.core.errors import ModelError
+from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import shortened
+from mafrt.models.bounded_trial import TRIAL_CPU_S, TRIAL_MIB, in_fork
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,9 @@ DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """numbers of blocks, of which each has a tensor"""
 MOST_HEADER = 1 << 27
 """bytes of a safetensors header"""
+MOST_TIMES, SPARE = 4, 1 << 27
+"""A model has at most so many times the numbers of its files (two numbers of 4 bits lie in a byte, and a head may be
+its embeddings), and some more: of buffers, which no file holds."""
 
 FORMS: dict[str, tuple[type, str]] = {
     "model_type": (str, "a name"),
@@ -172,14 +178,98 @@ def _described(config: dict[str, Any]) -> tuple[str, str, str]:
     return kind, cls, f"{cls} of type {kind}" if cls else f"a model of type {kind}"
 
 
-def refuse_sizes(name: str, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ModelError for a config.json of a model far larger than the weights beside it.
+def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remote_code: bool) -> None:
+    """Raise ModelError for weights that no model of this config.json is laid out for, or that cannot be read.
 
-    It would be laid out before its weights are found not to fit: a million layers take hours, a wide one all memory.
+    A far larger one would be laid out before its weights are found not to fit: a million layers take hours, a wide one
+    all memory. So it is laid out without memory, in a fork, where also a file that is unpickled can do no harm.
     """
-    shapes = [shape for file in sorted(folder.glob("*.safetensors")) if file.is_file() for shape in _shapes(file)]
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    loader = auto_class(dict(config)) or AutoModelForCausalLM
+    with contextlib.suppress(Exception):  # imported here, since loading imports it too
+        loader._model_mapping[CONFIG_MAPPING[config["model_type"]]]
+
+    def fault() -> str:
+        import torch
+
+        try:
+            files = _weight_files(Path(path))
+            shapes = [shape for file in files for shape in _shapes(file)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return str(error) if isinstance(error, ValueError) else "has an index of weights that cannot be read"
+        if files and (wrong := _too_large(config, shapes)):
+            return wrong
+        try:
+            own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            with torch.device("meta"), no_init_weights():
+                model = loader.from_config(own, trust_remote_code=trust_remote_code)
+        except MemoryError:
+            raise
+        except Exception:  # loading says why
+            return ""
+        if not files:
+            return "has no weights in its folder (model.safetensors or pytorch_model.bin)"
+        described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        # A file holds two numbers a byte at most; a shape that repeats its numbers has more.
+        held = min(sum(map(math.prod, shapes)), 2 * sum(file.stat().st_size for file in files))
+        if described > MOST_TIMES * held + SPARE:
+            return f"has a config.json that describes {described} numbers, and its weights are {held}"
+        return ""
+
+    said = in_fork(fault)
+    if not said:
+        raise ModelError(
+            f"the model {name!r} is not laid out within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory, as its "
+            "config.json and its weights describe it; take another copy"
+        )
+    if said[0]:
+        raise ModelError(f"the model {name!r} {said[0]}; take both from one model")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files of weights in a folder; ValueError where one is missing, a pipe or a device."""
+    files = set(folder.glob("*.safetensors")) or set(folder.glob("pytorch_model*.bin"))
+    for index in folder.glob("*.index.json"):
+        parts = parse_json(read_text(index))["weight_map"]
+        files |= {folder / part for part in parts.values() if index.name.startswith(("model.s", "pytorch"))}
+    for file in sorted(files):
+        if not file.is_file():
+            raise ValueError(f"has a {file.name} that is {'a pipe or a device' if file.exists() else 'not there'}")
+    return sorted(files)
+
+
+def _shapes(file: Path) -> list[list[int]]:
+    """Shapes of the tensors in a file of weights. Raises ValueError if it is damaged."""
+    try:
+        if file.suffix == ".safetensors":
+            return _header_shapes(file)
+        import torch
+
+        loaded = torch.load(file, map_location="meta", weights_only=True)
+        return [list(tensor.shape) for tensor in loaded.values() if isinstance(tensor, torch.Tensor)]
+    except MemoryError:
+        raise
+    except Exception:  # what unpickling raises over a file's content has no common class
+        raise ValueError(f"cannot be loaded: its {file.name} is cut, damaged, or of another format") from None
+
+
+def _header_shapes(file: Path) -> list[list[int]]:
+    # The format: eight bytes with the length of the header, little-endian, the header as JSON, and the numbers.
+    with open(file, "rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        tensors = parse_json(content.read(min(length, MOST_HEADER)))
+    tensors.pop("__metadata__", None)
+    if 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0) != file.stat().st_size:
+        raise ValueError
+    return [[int(size) for size in entry["shape"]] for entry in tensors.values()]
+
+
+def _too_large(config: Mapping[str, Any], shapes: list[list[int]]) -> str:
+    """What a config.json says that no tensor has; empty if nothing."""
     widest = max((size for shape in shapes for size in shape), default=0)
-    parts: list[Any] = [config] if widest else []
+    parts: list[Any] = [config]
     while parts:
         part = parts.pop()
         parts += [value for value in part.values() if isinstance(value, dict)]
@@ -189,23 +279,11 @@ def refuse_sizes(name: str, config: Mapping[str, Any], folder: Path) -> None:
         wide = [f"{key} {value}" for key, value in told.items() if value > widest]
         long = [f"{key} {sizes[key]}" for key in DEPTHS if sizes.get(key, 0) > len(shapes)]
         if found := [*wide, *long]:
-            raise ModelError(
-                f"the config.json of the model {name!r} has {found[0]}, and its weights are {len(shapes)} tensors of "
-                f"at most {widest} rows or columns; take both from one model"
+            return (
+                f"has {found[0]} in its config.json, and its weights are {len(shapes)} tensors of at most {widest} "
+                "rows or columns"
             )
-
-
-def _shapes(file: Path) -> list[list[int]]:
-    """Shapes of the tensors in a safetensors file; none where its header cannot be read (loading says why)."""
-    with open(file, "rb") as content:
-        # The format: eight bytes with the length of the header, little-endian, then the header as JSON.
-        length = int.from_bytes(content.read(8), "little")
-        header = content.read(min(length, MOST_HEADER))
-    try:
-        tensors = [entry["shape"] for key, entry in json.loads(header).items() if key != "__metadata__"]
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        return []
-    return [shape for shape in tensors if isinstance(shape, list) and all(type(size) is int for size in shape)]
+    return ""
 
 
 def _has_encoder(kind: str) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ModelError
 from mafrt.core.shipped import base_folder, require_base
@@ -40,26 +39,15 @@ def check_models(models: Mapping[str, str], *, trust_remote_code: bool = False) 
     Raises:
         ModelError: a folder is missing or holds no model; of several bases, a tokenizer has no chat template.
     """
-    from mafrt.models.pretrained import check_folder
+    from mafrt.models.pretrained import check_base, check_folder
 
     names = tuple(dict.fromkeys(models.values()))
     for name in names:
         require_base(name)
         check_folder(name, str(base_folder(name) or name))
-    if len(names) < 2:
-        return
-    from transformers import AutoTokenizer
-
-    for name in names:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(base_folder(name) or name),
-                trust_remote_code=trust_remote_code,
-                local_files_only=not permission.is_ours(name),
-            )
-        except (OSError, ValueError, KeyError, ImportError):
-            continue  # loading the base says why
-        check_template(tokenizer, name)
+    if len(names) > 1:
+        for name in names:
+            check_template(check_base(name, trust_remote_code=trust_remote_code)[2], name)
 
 
 def check_template(tokenizer: Any, name: str) -> None:

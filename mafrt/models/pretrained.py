@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
-from mafrt.models.bounded_template import check_template_ends
+from mafrt.models.bounded_trial import check_tokenizer_ends
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
 
@@ -49,18 +50,10 @@ def load_pretrained(
 ) -> tuple[Any, Any, str]:
     """(model, tokenizer, path or hub id); arguments and errors as of `SharedBase.load`."""
     import_generation()
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    from mafrt.models.checkpoint_class import (
-        attention_of,
-        auto_class,
-        dequantising,
-        read_config,
-        refuse_other_kinds,
-        refuse_sizes,
-    )
+    from mafrt.models.checkpoint_class import attention_of, auto_class, dequantising
 
-    # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)
     path = str(base_folder(name_or_path) or name_or_path)
     check_folder(name_or_path, path)
@@ -77,20 +70,11 @@ def load_pretrained(
         )
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
-    config = read_config(name_or_path, path)
-    refuse_other_kinds(name_or_path, config, trust_remote_code=trust_remote_code, bits=bits)
-    refuse_sizes(name_or_path, config, Path(path))
+    config, own, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
     quantised = quantisation(bits, device) if bits else dequantising(config)
-    # What a run's files name is not asked of a hub: it lies in the user's cache or is typed.
-    where: dict[str, Any] = {
-        "trust_remote_code": trust_remote_code,
-        "local_files_only": not permission.is_ours(name_or_path),
-    }
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **where)
-        check_template_ends(name_or_path, tokenizer)
-        loader = auto_class(config) or AutoModelForCausalLM
-        own = AutoConfig.from_pretrained(path, **where)
+    loader = auto_class(config) or AutoModelForCausalLM
+    where = _where(name_or_path, trust_remote_code)
+    with _told(name_or_path, trust_remote_code=trust_remote_code):
         loaded: Any = loader.from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
@@ -101,20 +85,6 @@ def load_pretrained(
             **where,
             **quantised,
         )
-    except ModelError:
-        raise
-    except Exception as error:  # what libraries raise over a file's content has no common class
-        if not trust_remote_code and "trust_remote_code" in str(error):
-            raise ModelError(
-                f"the model {name_or_path!r} or its tokenizer comes with code of its own, which is not run unasked; "
-                "read it, and give --trust_remote_code, or take a model that transformers knows"
-            ) from None
-        # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(
-            f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
-            "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
-        ) from None
     model, info = loaded
     _check_weights(name_or_path, model, info)
     if quantised and not bits:
@@ -180,17 +150,63 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
             )
 
 
-def check_base(name: str) -> None:
-    """Check a base that another program will load, as far as its folder tells. Raises ModelError."""
-    from mafrt.models.checkpoint_class import read_config, refuse_sizes
+def check_base(
+    name: str, *, trust_remote_code: bool = False, bits: int | None = None
+) -> tuple[dict[str, Any], Any, Any]:
+    """All that is checked of a base before its weights are loaded, by this or another program.
 
+    Returns:
+        The content of its config.json, that as transformers reads it, and the tokenizer.
+
+    Raises:
+        ModelError: as `SharedBase.load`.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    from mafrt.models.checkpoint_class import check_weights, read_config, refuse_other_kinds
+
+    # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name)
     path = str(base_folder(name) or name)
     check_folder(name, path)
-    if Path(path).is_dir():
-        if not (config := read_config(name, path)):
-            raise ModelError(f"the config.json of the model {name!r} cannot be read; take another copy")
-        refuse_sizes(name, config, Path(path))
+    config = read_config(name, path)
+    refuse_other_kinds(name, config, trust_remote_code=trust_remote_code, bits=bits)
+    if config and Path(path).is_dir():
+        check_weights(name, path, config, trust_remote_code=trust_remote_code)
+    where = _where(name, trust_remote_code)
+    with _told(name, trust_remote_code=trust_remote_code):
+        tokenizer = AutoTokenizer.from_pretrained(path, **where)
+        own = AutoConfig.from_pretrained(path, **where)
+    check_tokenizer_ends(name, tokenizer)
+    return config, own, tokenizer
+
+
+def _where(name: str, trust_remote_code: bool) -> dict[str, Any]:
+    """Arguments of `from_pretrained`: a base that a run's files name is not asked of a hub, but lies in the cache."""
+    return {"trust_remote_code": trust_remote_code, "local_files_only": not permission.is_ours(name)}
+
+
+@contextlib.contextmanager
+def _told(name: str, *, trust_remote_code: bool) -> Iterator[None]:
+    """ModelError, of one sentence, for whatever libraries raise over a base's files."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:  # what libraries raise over a file's content has no common class
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the model {name!r} or its tokenizer comes with code of its own, which is not run unasked; "
+                "read it, and give --trust_remote_code, or take a model that transformers knows"
+            ) from None
+        # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"the model {name!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
+            "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
+        ) from None
 
 
 def check_folder(name: str, path: str) -> None:

@@ -61,6 +61,12 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
         return 130
+    except BaseException as error:  # a panic of Rust's, as of a tokenizer over a text, is no Exception
+        if "--debug" in argv or type(error).__name__ != "PanicException":
+            raise
+        why = one_line(str(error))
+        print(f"error: a library of the base (its tokenizer) failed: {why}; take another base.", file=sys.stderr)
+        return 2
 
 
 def _of_disk(error: Exception) -> str | None:

@@ -202,11 +202,49 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(python, capsys):
     assert f"port {port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", "[" * 100_000, '{"num_hidden_layers": 1000000}'], ids=range(4))
-def test_a_base_that_no_server_could_load_is_told_before_one_is_started(tmp_path, capsys, content):
+def other(base, file, change):
+    whole = json.loads((base / file).read_text())
+    (base / file).write_text(json.dumps(whole | change))
+
+
+def piped(base, file):
+    (base / file).unlink()
+    os.mkfifo(base / file)
+
+
+BASES = {
+    "a list": lambda base: (base / "config.json").write_text("[1]"),
+    "cut": lambda base: (base / "config.json").write_text("{"),
+    "deep": lambda base: (base / "config.json").write_text("[" * 100_000),
+    "a million layers": lambda base: (base / "config.json").write_text('{"num_hidden_layers": 1000000}'),
+    "own code": lambda base: other(
+        base, "config.json", {"model_type": "x", "auto_map": {"AutoModelForCausalLM": "a.B"}}
+    ),
+    "another task": lambda base: other(base, "config.json", {"architectures": ["Qwen3ForTokenClassification"]}),
+    "a pipe": lambda base: piped(base, "model.safetensors"),
+    "cut weights": lambda base: os.truncate(base / "model.safetensors", 5000),
+    "a broken tokenizer": lambda base: (base / "tokenizer.json").write_text("{"),
+    "a tokenizer of another kind": lambda base: (base / "tokenizer.json").write_text("[]"),
+    "a piped tokenizer": lambda base: piped(base, "tokenizer.json"),
+    "an expression without end": lambda base: other(
+        base, "tokenizer.json",
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_a_base_that_no_trainer_could_load_is_told_before_a_server_is_started(tmp_path, capfd, kind):
     shutil.copytree(TEACHING_BASE, tmp_path / "base")
-    (tmp_path / "base" / "config.json").write_text(content)
+    BASES[kind](tmp_path / "base")
     words = ["--model_name_or_path", str(tmp_path / "base"), "--python", str(tmp_path / "none")]
     assert serve_vllm.main(words) == 2
-    said = capsys.readouterr().err
-    assert "config.json" in said and said.count("\n") == 1
+    said = capfd.readouterr().err
+    assert str(tmp_path / "base") in said and said.count("\n") == 1
+
+
+def test_code_of_a_base_is_run_where_a_flag_says_so():
+    words, _ = serve_vllm.command(
+        VllmSettings(device="cpu", trust_remote_code=True), COMMAND.read(["--trust_remote_code"])
+    )
+    assert "--trust-remote-code" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import torch
 from helpers_families import VOCAB, small, tiny
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
+from safetensors.torch import load_file
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
-from mafrt.models.bounded_template import check_template_ends
+from mafrt.models.bounded_trial import check_tokenizer_ends
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.multi_lora import decoder_blocks
 from mafrt.models.shared_base import SharedBase
@@ -69,7 +71,7 @@ def folder_of(tmp_path, config):
         (LLAMA | {"text_config": {"_attn_implementation_internal": "paged|owner/kernel"}}, ("owner/kernel",)),
         (LLAMA | {"x": [{"experts_implementation": "owner/kernel"}]}, ("owner/kernel", "--trust_remote_code")),
         (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads")),
-        (LLAMA | {"num_hidden_layers": -1}, ("cannot be loaded",)),
+        (LLAMA | {"num_hidden_layers": -1}, ("no weights",)),
         ([], ("config.json", "list", "a JSON object")),
     ],
 )  # fmt: skip
@@ -370,11 +372,11 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
     ],
 )
 def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
-    monkeypatch.setattr("mafrt.models.bounded_template.TEMPLATE_CPU_S", 1)
+    monkeypatch.setattr("mafrt.models.bounded_trial.TRIAL_CPU_S", 1)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match="chat template of the model 'mine' does not end"):
-        check_template_ends("mine", tokenizer)
+        check_tokenizer_ends("mine", tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,7 @@ def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
 def test_a_chat_template_that_ends_is_taken(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
-    check_template_ends("mine", tokenizer)
+    check_tokenizer_ends("mine", tokenizer)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, "{", "\xff"], ids=["list", "object", "cut", "bytes"])
@@ -425,6 +427,81 @@ def test_a_config_far_larger_than_its_weights_is_refused_before_it_is_laid_out(t
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("laid out"))
     with pytest.raises(ModelError, match=f"(?s){'head_dim' if 'head_dim' in change else 'has'}.*its weights are"):
+        SharedBase.load(str(tmp_path / "base"))
+
+
+def test_a_config_no_wider_than_any_tensor_is_compared_as_a_whole(tmp_path):
+    head = {"lm_head.weight": {"dtype": "F32", "shape": [60_000, 2], "data_offsets": [0, 480_000]}}
+    text = json.dumps(head).encode()
+    wide = LLAMA | dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 60_000)
+    folder = folder_of(tmp_path, wide | {"num_hidden_layers": 1, "num_attention_heads": 1})
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 480_000)
+    with pytest.raises(ModelError, match=r"describes [0-9]+ numbers, and its weights are 120000"):
+        SharedBase.load(folder)
+
+
+class Runs:
+    """Something that would run on being unpickled."""
+
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+DAMAGES = {
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "a device": lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
+    "a link to nothing": lambda file: (file.unlink(), file.symlink_to("nowhere")),
+    "none": lambda file: file.unlink(),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
+    "empty": lambda file: file.write_bytes(b""),
+    "a header of 10^18 bytes": lambda file: file.write_bytes((10**18).to_bytes(8, "little")),
+    "a header that is a list": lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"),
+    "a part missing": lambda file: (file.parent / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-2.safetensors"}}'
+    ),
+    "an index of another form": lambda file: (file.parent / "model.safetensors.index.json").write_text("[]"),
+    "unpickled code": lambda file: (torch.save({"a": Runs()}, file.parent / "pytorch_model.bin"), file.unlink()),
+    "no pickle": lambda file: ((file.parent / "pytorch_model.bin").write_bytes(b"x" * 999), file.unlink()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_weights_that_cannot_be_read_are_refused_before_anything_is_laid_out(kind, tmp_path, monkeypatch, capfd):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    DAMAGES[kind](tmp_path / "base" / "model.safetensors")
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("laid out"))
+    with pytest.raises(ModelError, match=r"safetensors|pytorch_model|weights"):
+        SharedBase.load(str(tmp_path / "base"))
+    assert "ran" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("change", [None, *SIZES[::3]], ids=str)
+def test_unpickled_weights_bound_sizes_too(tmp_path, monkeypatch, change, legacy):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    weights, config = tmp_path / "base" / "model.safetensors", tmp_path / "base" / "config.json"
+    torch.save(load_file(weights), tmp_path / "base" / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    weights.unlink()
+    if change is None:
+        assert not SharedBase.load(str(tmp_path / "base")).adapters
+        return
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("laid out"))
+    with pytest.raises(ModelError, match="its weights are"):
+        SharedBase.load(str(tmp_path / "base"))
+
+
+def test_numbers_that_repeat_do_not_make_weights_larger(tmp_path):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    wide = {f"x.{layer}": torch.zeros(1).expand(10**6, 10**6) for layer in range(9)}
+    torch.save(wide, tmp_path / "base" / "pytorch_model.bin")
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 10**5, "vocab_size": 10**6}))
+    with pytest.raises(ModelError, match="its weights are"):
         SharedBase.load(str(tmp_path / "base"))
 
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from helpers_flags import later_wins
 from helpers_warm import run_python, start_python
+from tokenizers import Regex, normalizers
 
 from mafrt.algorithms import ALGORITHMS
 from mafrt.config.algorithm import AlgorithmSettings
@@ -31,6 +32,7 @@ from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.go_on import go_on
 from mafrt.scripts.cli.loading import env_arguments
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, train_config
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.transcript_files import read_transcript, transcript_files
@@ -893,3 +895,12 @@ def test_no_advice_names_a_package_of_ours_on_an_index():
 def test_a_hint_is_near_or_there_is_none(capsys, main, words, said):
     told = refused(capsys, main, *words)
     assert said in told and "did you mean '--help'" not in told and "'--sides'" not in told
+
+
+def test_a_panic_of_a_tokenizer_is_one_sentence(capsys):
+    def body(words):
+        normalizers.Replace(Regex("(a+)+$"), "").normalize_str("a" * 60 + "!")
+        return 0
+
+    assert run_main(body, []) == 2
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
