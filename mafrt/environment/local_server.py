@@ -34,6 +34,8 @@ HEAD_S = 30.0
 """for the head of a connection's first request"""
 STALLED_S = 1.0
 """without a byte of a body, after which a request makes room for others; one of this machine is silent for no longer"""
+ARRIVING_MIB = 256
+"""of all requests together that have not arrived"""
 IDLE_S = 75
 """of a connection between two requests; clients that find it closed open another"""
 
@@ -155,7 +157,8 @@ def _finite(digits: str) -> float:
 def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] = lambda: False, **more: Any) -> Any:
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
-    After these go requests that have not arrived, so that half-sent ones keep nobody out.
+    After these go requests that have not arrived, so that half-sent ones keep nobody out; together they hold
+    `ARRIVING_MIB` at most.
 
     A connection has one request at a time: a server that has begun on a second one does not see that its client leaves.
 
@@ -176,6 +179,8 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         """when its last bytes came"""
         head_bytes: int | None = None
         """of a head that is not whole"""
+        body_bytes = 0
+        """of a request that has not arrived"""
 
         def connection_made(self, transport: Any) -> None:
             self.idle_since = time.monotonic()
@@ -184,7 +189,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
             if len(self.connections) > connections:
                 others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
                 idle = sorted((each for each in others if each.idle), key=lambda each: each.idle_since)
-                arriving = [each for each in others if not each.idle and each.cycle.more_body]
+                arriving = [each for each in others if each.arrives]
                 # Of the client with most of them, the one that was silent for longest.
                 count = Counter(each.caller for each in arriving)
                 arriving.sort(key=lambda each: (-count[each.caller], each.heard))
@@ -203,6 +208,20 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         def idle(self) -> bool:
             return self.cycle is None or bool(self.cycle.response_complete)
 
+        @property
+        def arrives(self) -> bool:
+            return not self.idle and bool(self.cycle.more_body)
+
+        def bound_bodies(self) -> None:
+            """Close requests of the client with most bytes, its largest first, until the rest is within the bound."""
+            arriving = [each for each in self.connections if each.arrives and not each.transport.is_closing()]
+            while sum(each.body_bytes for each in arriving) > ARRIVING_MIB * 2**20:
+                held: Counter[bytes] = Counter()
+                for each in arriving:
+                    held[each.caller] += each.body_bytes
+                arriving.sort(key=lambda each: (held[each.caller], each.body_bytes))
+                arriving.pop().transport.close()
+
         def on_message_begin(self) -> None:
             self.head_bytes = 0
             super().on_message_begin()
@@ -217,6 +236,9 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         def data_received(self, data: bytes) -> None:
             self.heard = time.monotonic()
             super().data_received(data)
+            self.body_bytes = self.body_bytes + len(data) if self.arrives else 0
+            if self.arrives:
+                self.bound_bodies()
             if self.head_bytes is not None:
                 self.head_bytes += len(data)
                 if self.head_bytes > HEAD_BYTES and not self.transport.is_closing():

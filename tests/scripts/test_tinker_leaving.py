@@ -110,15 +110,15 @@ def test_a_client_that_polls_on_every_connection_keeps_nobody_out(serve):
         each.close()
 
 
-def half_sent(server, key, path="forward_backward"):
+def half_sent(server, key, path="forward_backward", sent=10):
     line = socket.create_connection(("127.0.0.1", server.port))
     head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: {key}\r\nContent-Type: {PROTOBUF}\r\n"
-    line.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + b"x" * 10)
+    line.sendall(f"{head}Content-Length: 10000\r\n\r\n".encode() + b"x" * sent)
     return line
 
 
 def arriving(server):
-    return [each for each in server._server.server_state.connections if not each.idle and each.cycle.more_body]
+    return [each for each in server._server.server_state.connections if each.arrives]
 
 
 def ended(line):
@@ -158,6 +158,20 @@ def test_the_client_with_most_half_sent_bodies_makes_room_first(serve, monkeypat
     assert ended(greedy[0])
     assert {each.caller for each in arriving(server)} == {b"tml-slow-client", b"tml-greedy-client"}
     for line in (slow, more, *greedy):
+        line.close()
+
+
+def test_bytes_of_half_sent_bodies_are_bounded_all_together(serve, monkeypatch):
+    monkeypatch.setattr(local_server, "ARRIVING_MIB", 6000 / 2**20)
+    server = serve(body_s=1e6)
+    lines = [half_sent(server, key, sent=n) for key, n in (("a", 2000), ("b", 1300), ("b", 1600))]
+    until(lambda: len(arriving(server)) == 3 and sum(each.body_bytes for each in arriving(server)) > 4900)
+    lines[1].sendall(b"x" * 1000)  # its client has most, and the other of its two is now the smaller
+    assert ended(lines[1])
+    until(lambda: sorted(each.caller for each in arriving(server)) == [b"a", b"b"])
+    lines[0].sendall(b"x" * 4500)
+    assert ended(lines[0])
+    for line in lines:
         line.close()
 
 
