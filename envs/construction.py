@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import counted
 from mafrt.environment.base import Env
 
 T = TypeVar("T")
@@ -76,4 +77,4 @@ def held_out_note(source: str, train: int, held_out: int) -> str:
     few = "too few to hold any out: they serve for both"
     kept = f"{held_out} of the last tenth, which is held out" if held_out else few
     rest = "; mafrt evaluate plays the other half" if held_out > 1 else ""
-    return f"Training on {train} problems of {source}; for evaluation, {kept}{rest}."
+    return f"Training on {counted(train, 'problems')} of {source}; for evaluation, {kept}{rest}."

@@ -27,6 +27,7 @@ from mafrt.core.errors import (
     ProcessLostError,
 )
 from mafrt.core.signals import StopRequest
+from mafrt.core.text import counted
 from mafrt.rollout.distributed_rollout import stopping
 from mafrt.storage.load_path import LoadSource
 from mafrt.storage.metrics import MetricsWriter
@@ -298,8 +299,8 @@ def check_length(done: int, iterations: int) -> None:
     """ConfigError if a run that goes on has more iterations behind it than it is to have in all."""
     if done > iterations:
         raise ConfigError(
-            f"The run has {done} iterations behind it and iterations is {iterations}; give at least {done}, or go back "
-            "by --load_path RUN/checkpoints/step_... with another --run_dir."
+            f"The run has {counted(done, 'iterations')} behind it and iterations is {iterations}; give at least {done},"
+            " or go back by --load_path RUN/checkpoints/step_... with another --run_dir."
         )
 
 

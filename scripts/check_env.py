@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import counted
 from mafrt.environment.registry import make_env
 from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.workers import check_guarded, guarded
@@ -45,7 +46,7 @@ def check(argv: Sequence[str]) -> int:
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
     refuse_idle_limits(settings, env)
     check_guarded(env, settings["env_timeout_s"])
-    tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"
+    tasks = "draws its own tasks" if env.num_tasks is None else f"{counted(env.num_tasks, 'tasks')}"
     print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")
     session = guarded(env, settings["env_timeout_s"])
     try:

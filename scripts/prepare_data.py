@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import counted
 from mafrt.envs.construction import subset
 from mafrt.envs.math.tasks import load_tasks
 from mafrt.envs.search.questions import load_questions, passages_of
@@ -49,6 +50,12 @@ class PrepareSettings:
             raise ConfigError(f"test_size is {self.test_size}; choose a value of at least 0.")
 
 
+EXAMPLES = {
+    "dapo_math": "dapo-math-17k.parquet",
+    "nq": "NQ-open.train.jsonl",
+    "hotpot": "hotpot_train_v1.1.json",
+}
+
 COMMAND = Command(
     "prepare_data",
     "Prepare DAPO-Math, NQ or HotpotQA from local files: duplicates and prompt templates removed, a part held out.",
@@ -79,12 +86,15 @@ def questions(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str
 def prepare(argv: Sequence[str]) -> int:
     asked = COMMAND.read(argv).make(PrepareSettings)
     if asked.dataset is None or not asked.input:
-        raise ConfigError("give the data set and its files: prepare_data hotpot --input hotpot_train_v1.1.json")
+        named = asked.dataset or "hotpot"
+        raise ConfigError(f"give the data set and its files: prepare_data {named} --input {EXAMPLES[named]}")
     records, corpus = (dapo_math if asked.dataset == "dapo_math" else questions)(asked.input)
     if asked.limit is not None and asked.limit < len(records):
         records = list(subset(records, asked.limit, asked.seed, "limit"))
     if asked.test_size >= len(records):
-        raise ConfigError(f"test_size is {asked.test_size} of {len(records)} records; leave some to train on.")
+        raise ConfigError(
+            f"test_size is {asked.test_size} of {counted(len(records), 'records')}; leave some to train on."
+        )
     order = subset(range(len(records)), asked.test_size, asked.seed) if asked.test_size else ()
     # Drawn by the seed and written down, so that every run learns from the same part.
     held_out = set(order)
@@ -98,7 +108,7 @@ def prepare(argv: Sequence[str]) -> int:
     for name, part in parts.items():
         if part:
             write_atomic(folder / f"{name}.jsonl", _lines(part))
-            print(f"{len(part)} records in {folder / f'{name}.jsonl'}")
+            print(f"{counted(len(part), 'records')} in {folder / f'{name}.jsonl'}")
     return 0
 
 

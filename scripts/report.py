@@ -12,6 +12,7 @@ from mafrt.config.schema import above
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_file_writable
+from mafrt.core.text import counted
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.reporting.live import serve
@@ -66,7 +67,7 @@ def report(argv: Sequence[str]) -> int:
     for run in runs:
         for problem in run.problems:
             print(f"{run.name}: {problem}")
-    print(f"{page.episodes} episodes in {target} ({len(page.html) / 2**20:.1f} MiB); open it in a browser.")
+    print(f"{counted(page.episodes, 'episodes')} in {target} ({len(page.html) / 2**20:.1f} MiB); open it in a browser.")
     if settings.open_browser:
         webbrowser.open(target.resolve().as_uri())
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.config.schema import at_least, unknown
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import counted
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
@@ -80,7 +81,7 @@ def show(argv: Sequence[str]) -> int:
             console.print(episode_table(episodes[-settings.limit :]))
         else:
             refuse_unknown_names(run, settings)
-        console.print(f"{len(episodes)} episodes; mafrt show {run} --episode NUMBER prints one.")
+        console.print(f"{counted(len(episodes), 'episodes')}; mafrt show {run} --episode NUMBER prints one.")
         if not episodes and next(read_episodes(run, []), None) is None:
             problems.append(f"No episodes are recorded in {run}.")
     for problem in problems:

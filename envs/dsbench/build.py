@@ -9,6 +9,7 @@ from typing import Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.text import counted
 from mafrt.envs.construction import TEST, Construction, evaluated_split, part_of
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import DsbenchSettings
@@ -78,7 +79,7 @@ def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[TabularTask], Sequ
     tasks, held_out = sets["train"][: len(sets["train"]) - count], sets["train"][len(sets["train"]) - count :]
     held_out = part_of(held_out, evaluated_split(settings))
     notes.append(
-        f"Of {len(sets['train'])} tasks, the last {count} are held out."
+        f"Of {counted(len(sets['train']), 'tasks')}, the last {count} are held out."
         if count
         else "There are too few tasks to hold any out: they serve for both."
     )

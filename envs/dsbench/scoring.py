@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.core.text import counted
 from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.metrics import Array
 from mafrt.envs.dsbench.tables import TableError, label, missing, number, parse_table, places, shown
@@ -66,7 +67,7 @@ def score_submission(answers: Answers, data: bytes | None) -> SubmissionScore:
     lines = data.count(b"\n")
     if lines > MOST_LINES * (len(answers.ids) + 1):
         return SubmissionScore(
-            False, f"has {lines} lines; expected {len(answers.ids)} rows, one for each row of test.csv"
+            False, f"has {counted(lines, 'lines')}; expected {len(answers.ids)} rows, one for each row of test.csv"
         )
     try:
         given = encode(answers, parse_table(data))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.reading import read_file
-from mafrt.core.text import clean_text
+from mafrt.core.text import clean_text, counted
 
 if TYPE_CHECKING:
     import pandas
@@ -174,7 +174,7 @@ def places(expected: Sequence[str], given: Sequence[str]) -> list[int]:
     `2020-01-01 00:00:00` as `2020-01-01`.
     """
     if len(given) != len(expected):
-        raise TableError(f"has {len(given)} rows; expected {len(expected)}, one for each row of test.csv")
+        raise TableError(f"has {counted(len(given), 'rows')}; expected {len(expected)}, one for each row of test.csv")
     problem = ""
     for read in (list, _as_numbers, _as_times):
         left, right = read(expected), read(given)

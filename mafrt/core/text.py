@@ -95,6 +95,11 @@ def error_line(error: BaseException) -> str:
         return f"(its text raises {type(failure).__name__})"
 
 
+def counted(number: int, things: str) -> str:
+    """`1 row`, `2 rows`: a number with its noun, which is given in the plural and ends with `s`."""
+    return f"{number} {things[:-1] if number == 1 else things}"
+
+
 def readable_name(name: str) -> str:
     """A file's name for display: control characters and lone surrogates become U+FFFD."""
     return _IN_NAMES.sub(REPLACEMENT, name.encode("utf-8", "replace").decode())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.atomic_files import write_atomic
+from mafrt.core.text import counted
 from mafrt.storage.json_lines import json_safe
 
 SUMMARY = "summary.json"
@@ -53,7 +54,7 @@ def end_of_run(
     """The text that closes a run: the table, the duration, and the paths of the outputs."""
     run_dir = Path(run_dir)
     lines = [before_after(before, after), ""] if before or after else []
-    lines += [f"{iterations} iterations in {duration(seconds)}", ""]
+    lines += [f"{counted(iterations, 'iterations')} in {duration(seconds)}", ""]
     places = [
         ("settings", run_dir / "args.yaml"),
         ("metrics", run_dir / "metrics.jsonl"),

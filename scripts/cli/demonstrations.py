@@ -10,6 +10,7 @@ from typing import Any
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
+from mafrt.core.text import counted
 from mafrt.scripts.cli.command import Settings
 from mafrt.storage.run_dir import set_aside
 
@@ -32,4 +33,4 @@ def save_demonstrations(path: Path, records: Sequence[dict[str, Any]]) -> None:
     if aside := set_aside(path):
         print(f"The earlier file is now {aside}.")
     write_atomic(path, "".join(json.dumps(record) + "\n" for record in records).encode())
-    print(f"{len(records)} records in {path}; imitate them with train_sft --records_path {path}")
+    print(f"{counted(len(records), 'records')} in {path}; imitate them with train_sft --records_path {path}")

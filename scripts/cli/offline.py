@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.text import counted
 from mafrt.runners.checks import check_window
 from mafrt.runners.identity import Provenance
 from mafrt.runners.limits import check_limits
@@ -197,7 +198,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     if settings["set_aside"] and not is_same(loaded, run_dir) and (aside := set_aside(run_dir)):
         print(f"The earlier run is now in {aside}.")
     counts = ", ".join(f"{name} {len(own_records)}" for name, own_records in runner.records.items())
-    print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
+    print(f"Learning from records ({counts}) in {counted(runner.iterations, 'steps')}, in {run_dir} ...", flush=True)
     try:
         try:
             summary = runner.run(terminal.iteration)
@@ -265,7 +266,11 @@ def encode(
             states += next_records
             lost = counts["not_reproduced"]
             left = f"; {lost} episodes came out otherwise when played again and are left out" if lost else ""
-            print(f"{path}: {len(next_records)} next observations of {counts['episodes']} episodes{left}.", flush=True)
+            print(
+                f"{path}: {counted(len(next_records), 'next observations')} of "
+                f"{counted(counts['episodes'], 'episodes')}{left}.",
+                flush=True,
+            )
     records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
     if turns and not records:
         raise DataError(task.none_chosen)
@@ -311,7 +316,7 @@ def _environment(run: Path) -> tuple[Env, int]:
 
 
 def _report_line(path: Path, counts: Mapping[str, int], turns: int) -> str:
-    parts = [f"{path}: {turns} turns of {counts['episodes']} episodes"]
+    parts = [f"{path}: {counted(turns, 'turns')} of {counted(counts['episodes'], 'episodes')}"]
     for name, text in (
         ("not_reproduced", "episodes came out otherwise when played again and are left out"),
         ("no_return", "turns have no return and are left out"),
@@ -334,7 +339,7 @@ def _close(command: Command, summary: RunSummary, team: Team, run_dir: Path) -> 
     report.write_summary(run_dir, {"before": before, "after": after, "steps": summary.iterations})
     if after:
         print(f"\nHeld-out records:\n{report.before_after(before, after)}")
-    print(f"\n{summary.iterations} steps in {report.duration(summary.seconds)}")
+    print(f"\n{counted(summary.iterations, 'steps')} in {report.duration(summary.seconds)}")
     rows = [("metrics", run_dir / "metrics.jsonl"), ("go on", go_on(command, run_dir))]
     rows += [(f"adapter {name}", run_dir / ADAPTERS / name) for name in team.adapters]
     rows.append(("play on", f"--load_path {run_dir / ADAPTERS}"))

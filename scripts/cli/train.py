@@ -16,6 +16,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
+from mafrt.core.text import counted
 from mafrt.core.threads import ThreadWatch
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import check_async
@@ -130,7 +131,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
     names = ", ".join(prepared.team.names)
     many = f" with {processes.size} processes" if processes.size > 1 else ""
-    say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
+    length = counted(config.run.iterations, "iterations")
+    say(f"Training {names} for {length} in {run_dir}{many}{first} ...", flush=True)
     try:
         try:
             with reporting(terminal.stage if processes.main else None):

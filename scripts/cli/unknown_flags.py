@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
@@ -100,7 +102,11 @@ def refuse_unknown(
             raise ConfigError(f"There is no flag {item!r}; {said}.")
     if rest:
         before = "" if first is None else f" (values of --{first} may stand before all flags)"
-        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2{before}.")
+        run = "load_path" in known and (os.sep in rest[0] or os.path.isdir(rest[0]))
+        example = (
+            f"--load_path {shlex.quote(rest[0])}" if run else "--seed 2" if "seed" in known else f"--{known[0]} ..."
+        )
+        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in {example}{before}.")
 
 
 def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from mafrt import __version__
 from mafrt.config.team import Team
+from mafrt.core.text import counted
 from mafrt.scripts.exporting.scores import EvaluationScore
 from mafrt.scripts.reporting.run_data import RunData
 
@@ -48,7 +49,7 @@ def team_card(export: Export) -> str:
         f"# {export.run.name}",
         "",
         f"A team of {len(export.team.agents)} agents with {len(export.ranks)} LoRA adapters on {bases}, "
-        f"trained for {export.step} iterations with mafrt {__version__}.",
+        f"trained for {counted(export.step, 'iterations')} with mafrt {__version__}.",
         "",
         "| agent | adapter | rank | base |",
         "|---|---|---|---|",

@@ -53,7 +53,8 @@ train --env http://x/y                                          | grpc://HOST:PO
 train --env sudoku --env_kwargs =3                              | expected key=value
 train --env plan_path --env_kwargs size=1000000                 | size of 2 to 8
 train --program prog.py:                                        | both parts are needed
-evaluate run                                                    | stands alone
+evaluate ./run                                                  | as in --load_path ./run
+evaluate run                                                    | as in --load_path run
 evaluate --load_path run --output /nope/dir/x.json              | a folder that exists
 evaluate --load_path run/best --agent nobody                    | belongs to mafrt show
 report run --output /nope/x/y.html                              | cannot be written
@@ -387,6 +388,8 @@ serve_tinker --profile_path data.jsonl                          | There is no fl
 serve_tinker --n_agents 3                                       | There is no flag '--n_agents' here
 serve_tinker --body_mib 0                                       | above 0
 serve_tinker run                                                | stands alone
+prepare_data dapo_math                                          | prepare_data dapo_math --input dapo
+prepare_data nq                                                 | prepare_data nq --input NQ
 export run --push_to_hub mine                                   | expected USER/NAME
 export run --push_to_hub a/b/c                                  | expected USER/NAME
 export run --push_to_hub "user/na me"                           | expected USER/NAME
