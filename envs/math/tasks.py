@@ -20,7 +20,7 @@ from typing import Any
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
-from mafrt.core.text import brief
+from mafrt.core.text import brief, keys_of
 from mafrt.envs.data_files import SUFFIXES, Records, clean_record, file_records, kind_of
 from mafrt.envs.math import arithmetic, stories
 from mafrt.envs.math.answers import boxed, hash_answer, reference_fault
@@ -182,7 +182,7 @@ def answer_text(value: Any) -> str:
 
 
 def _field(here: str, record: Mapping[str, Any], what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
-    has = f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
+    has = f"it has {keys_of(record)}"
     if wanted is not None:
         if wanted not in record and value_at(record, wanted) is None:
             raise DataError(f"{here}: has no field {wanted!r} (asked for with {what}_field); {has}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from mafrt.core.errors import DataError
 from mafrt.core.hf_datasets import is_dataset
-from mafrt.core.text import brief
+from mafrt.core.text import brief, keys_of
 from mafrt.envs.data_files import clean_record, file_records
 from mafrt.envs.math.tasks import value_at
 from mafrt.envs.search.retrieval import Passage
@@ -58,11 +58,13 @@ def load_questions(
         if text is None and problem_field is None:
             text = value_at(record, NESTED_QUESTION)
         if not isinstance(text, str) or not text.strip():
-            raise DataError(f"{here}: expected a text {asked!r}, found {brief(text)}; {_keys(record)}")
+            raise DataError(f"{here}: expected a text {asked!r}, found {brief(text)}; it has {keys_of(record)}")
         answers = _answers(record, answer_field)
         if not answers:
             fields = answer_field or ", ".join(ANSWER_FIELDS)
-            raise DataError(f"{here}: no answer found; {_keys(record)}, expected one of {fields} with a text or a list")
+            raise DataError(
+                f"{here}: no answer found; it has {keys_of(record)}, expected one of {fields} with a text or a list"
+            )
         meta = {key: record[key] for key in ("type", "level") if isinstance(record.get(key), str)}
         passages = tuple(_context(here, record.get("context")))
         questions.append(Question(f"{name}:{number}", text.strip(), answers, meta, passages))
@@ -77,7 +79,9 @@ def load_corpus(source: str | Path) -> tuple[Passage, ...]:
     for number, (here, record) in enumerate(_records(source)):
         text = next((record[name] for name in TEXT_FIELDS if isinstance(record.get(name), str)), "")
         if not text.strip():
-            raise DataError(f"{here}: no passage found; {_keys(record)}, expected a text in {', '.join(TEXT_FIELDS)}")
+            raise DataError(
+                f"{here}: no passage found; it has {keys_of(record)}, expected a text in {', '.join(TEXT_FIELDS)}"
+            )
         passages.append(Passage.of(record.get("id", number), record.get("title"), text))
     if not passages:
         raise DataError(f"{source}: holds no passages; expected records with one of {', '.join(TEXT_FIELDS)}")
@@ -98,10 +102,6 @@ def _records(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(record, Mapping):
             raise DataError(f"{here}: expected an object, found {brief(record)}")
         yield here, record
-
-
-def _keys(record: Mapping[str, Any]) -> str:
-    return f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
 
 
 def _answers(record: Mapping[str, Any], field: str | None) -> tuple[str, ...]:

