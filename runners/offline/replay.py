@@ -18,13 +18,13 @@ from typing import Any, Literal
 from mafrt.config.team import Team
 from mafrt.core.errors import DataError, EnvError
 from mafrt.core.seeding import seed_of
-from mafrt.core.text import brief
+from mafrt.core.text import brief, keys_of
 from mafrt.core.types import Evidence, Observation, Scored, Turn
 from mafrt.environment.base import Env
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.prompts import encode_prompt, opens_thought
 from mafrt.rollout.task_stream import task_at
-from mafrt.runners.offline.dataset import agent_of, check_number, closed, keys_of, lines, text_of, turn_of
+from mafrt.runners.offline.dataset import agent_of, check_number, closed, lines, text_of, turn_of
 
 Episodes = list[tuple[str, dict[str, Any]]]
 """Recorded episodes, each after where it stands (`FILE, line N`)."""
