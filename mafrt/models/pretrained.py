@@ -178,6 +178,8 @@ def check_base(
         tokenizer = AutoTokenizer.from_pretrained(path, **where)
         own = AutoConfig.from_pretrained(path, **where)
     check_tokenizer_ends(name, tokenizer)
+    with _told(name, trust_remote_code=trust_remote_code):
+        tokenizer.decode(tokenizer.encode("a b"))  # one that raises over any text
     return config, own, tokenizer
 
 

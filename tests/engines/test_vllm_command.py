@@ -225,6 +225,7 @@ BASES = {
     "cut weights": lambda base: os.truncate(base / "model.safetensors", 5000),
     "a broken tokenizer": lambda base: (base / "tokenizer.json").write_text("{"),
     "a tokenizer of another kind": lambda base: (base / "tokenizer.json").write_text("[]"),
+    "a length that is text": lambda base: other(base, "tokenizer_config.json", {"model_max_length": "x"}),
     "a piped tokenizer": lambda base: piped(base, "tokenizer.json"),
     "an expression without end": lambda base: other(
         base, "tokenizer.json",
