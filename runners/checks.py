@@ -138,12 +138,17 @@ def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
         {name: shape.targets for name, shape in shapes.items()},
         [name for name, shape in shapes.items() if shape.scope == "action"],
     )
+    check_budget(config)
+    reach_servers(config.engine, model)
+
+
+def check_budget(config: TrainConfig) -> None:
+    """Raise ConfigError for a budget of thought on an engine that keeps none."""
     if config.play.thinking_budget and config.engine.engine != "local":
         raise ConfigError(
             f"thinking_budget is {config.play.thinking_budget}, but engine {config.engine.engine} does not say which "
-            "tokens it has put in; use --engine local, or leave thinking_budget out."
+            "tokens it has put in; use --engine local, or --thinking_budget 0."
         )
-    reach_servers(config.engine, model)
 
 
 def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, rule: RunAlgorithm) -> None:

@@ -26,6 +26,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
+from mafrt.rollout.thought_notes import note_thoughts
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import resolve_rule, with_reference
 from mafrt.runners.async_rollout import STATE, AsyncRollout
@@ -152,7 +153,9 @@ class OnPolicy:
         """Play scripted episodes to see whether the bases can read the prompts, in training and evaluation."""
         from mafrt.runners.build import voices_of
 
-        voices = voices_of(self.base, self.team, self.config.play.context_window)
+        play = self.config.play
+        voices = voices_of(self.base, self.team, play.context_window)
+        note_thoughts([voice.tokenizer for voice in voices.values()], play.reasoning, play.thinking_budget)
         for played in [self.env] if self.eval_env is self.env else [self.env, self.eval_env]:
             check_prompts(played, self.team, voices)
 

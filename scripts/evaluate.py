@@ -30,9 +30,10 @@ from mafrt.envs.math.build import evaluation_env, load_sets, several
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.rollout.player import Player
+from mafrt.rollout.thought_notes import note_thoughts
 from mafrt.runners import evaluation
 from mafrt.runners import evaluation_summary as summary
-from mafrt.runners.checks import check_prompts, check_window
+from mafrt.runners.checks import check_budget, check_prompts, check_window
 from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import decoder
@@ -96,6 +97,7 @@ def evaluate(argv: Sequence[str]) -> int:
     asked, recording = settings.make(EvaluateSettings), settings.make(RecordSettings)
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
     check_engine(config.engine, {}, {})
+    check_budget(config)
     # Asked before the model is loaded, so that a wrong address is an error within seconds.
     reach_servers(config.engine, settings["model_name_or_path"])
     # Checked before anything is played: an evaluation of an hour must not end at a file that exists.
@@ -166,12 +168,14 @@ def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
     from mafrt.runners.build import make_engine, sampling_of, voices_of
 
     sampling = {name: sampling_of(config, team, name) for name in team.names}
-    voices = voices_of(base, team, config.play.context_window)
+    play = config.play
+    voices = voices_of(base, team, play.context_window)
+    note_thoughts([voice.tokenizer for voice in voices.values()], play.reasoning, play.thinking_budget)
     check_prompts(env, team, voices)
-    window = check_window(config.play.context_window, base.main.context_window)
+    window = check_window(play.context_window, base.main.context_window)
     engine = make_engine(base, config)
-    shared = (engine, base.main.tokenizer, team, sampling, window, config.play.reasoning)
-    return Player(*shared, keep_thoughts=config.play.keep_thoughts, voices=voices)
+    shared = (engine, base.main.tokenizer, team, sampling, window, play.reasoning)
+    return Player(*shared, keep_thoughts=play.keep_thoughts, voices=voices)
 
 
 def _played(env: Env, player: Player, plan: EvaluationPlan) -> Evaluation:

@@ -82,7 +82,8 @@ TAGS: tuple[tuple[str, str], ...] = (
 _BARE = (
     r"<function(?:=|\s+name=)[^>\n]+>",
     r"<(?:[\w｜]+:|｜DSML｜)?invoke\s+name=[^>\n]+>",
-    r"<\|(?:open|close)\|>(?:call|think|response|message)\b[^<\n]{0,200}<\|sep\|>",
+    r"<\|(?:open|close)\|>(?:call|response|message)\b[^<\n]{0,200}<\|sep\|>",
+    r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>",
     r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",

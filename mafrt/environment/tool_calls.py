@@ -32,14 +32,14 @@ from mafrt.environment.bare_calls import (
     without_marks,
 )
 from mafrt.environment.call_forms import OPENING, read_form
+from mafrt.environment.thought_forms import BY_OPENING, FORMS, HARMONY, TAGS, THINK, THOUGHT
 
 __all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
            "find_code", "leading_thought", "shorten", "split_calls", "tool_message", "visible",
            "with_types"]  # fmt: skip
 
-THINK, THOUGHT = "<think>", "</think>"
-OWN_MARKUP = frozenset((THINK, THOUGHT, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-                        "</arg_value>", "<tool_calls>", "</tool_calls>"))  # fmt: skip
+OWN_MARKUP = frozenset(("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+                        "<tool_calls>", "</tool_calls>")).union(*(form.tokens for form in TAGS))  # fmt: skip
 """Markup that an agent's own earlier turns keep when a chat template shows them again."""
 PYTHON = "python"
 """The tool that fenced blocks call."""
@@ -50,15 +50,20 @@ _CALL_LANGUAGES = ("json", "json5", "jsonc", "tool_call", "tool_calls", "tool_co
 _CODE_TOOLS = ("python", "python3", "code", "code_interpreter", "execute_python", "run_python", "ipython")
 _CODE_ARGUMENTS = ("code", "source", "program", "input")
 # Possessive: nothing is tried twice, so that a long line cannot take time that grows with its square.
+_OPENS = "|".join(re.escape(form.opening) for form in FORMS if form is not HARMONY)
+_CLOSES = "|".join(re.escape(form.closing) for form in FORMS if form is not HARMONY)
+_ANY_CLOSING = re.compile(f"{_CLOSES}|{re.escape(HARMONY.closing)}")
+_MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\|")
+_THOUGHT_ENDS = re.compile(rf"\A(?:{_OPENS})|(?:{_CLOSES})\Z")
 _FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
 _INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
 # Each where it may stand; the first alternative that fits wins.
 _MARK = re.compile(
-    rf"{_FENCE}|{_INLINE}|(?P<think>{THINK})|(?P<thought>{THOUGHT})|(?P<form>{OPENING})"
+    rf"{_FENCE}|{_INLINE}|(?P<think>{_OPENS})|(?P<thought>{_CLOSES})|(?P<form>{OPENING})"
     r"|(?P<json>\{\s*['\"]|\[\s*\{\s*['\"])",
     re.MULTILINE,
 )
-_CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={THOUGHT}))", re.MULTILINE)
+_CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={_CLOSES}))", re.MULTILINE)
 _NO_WORD = re.compile(r"[\s,;]*")
 _QUOTES = "'\"\u201c\u201d\u2018\u2019`"
 _AFTER_WORD = (" ", "\t", "\n", ".", ",", ";", ":", "!", "?", ")", *_QUOTES)
@@ -66,8 +71,10 @@ _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*<\|message\|>"
     r"|<\|(?:end|return)\|>|<\|start\|>assistant"
 )
-_OPEN_CLOSE = re.compile(r"<\|(?:open|close)\|>(?P<channel>think|response|message)\b[^<\n]*<\|sep\|>")
-"""Kimi K3's marks of the parts of a message."""
+_HEADER = re.compile(
+    r"<\|(?:open|close)\|>(?:response|message)\b[^<\n]*<\|sep\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"
+)
+"""Marks of the parts of a message, of Kimi K3 and Cohere."""
 _BARE_ANALYSIS = re.compile(
     r"(?:assistant)?analysis(?!\s?to=).*?assistant(?:final|(?=commentary|analysis|\s?to=))"
     r"|think(?=\S).*?think(?:response(?=\S)|(?=(?:tools)?call\s+tool=))",
@@ -93,12 +100,12 @@ class _Part:
 
 
 def visible(text: str, *, opened: bool = False) -> str:
-    """`text` without its thoughts; `opened`: the prompt ended with `<think>`, so the text begins inside one.
+    """`text` without its thoughts; `opened`: the prompt ended inside one, where the text goes on.
 
     A thought that does not end takes everything after it along: half a thought is no answer. Tags in calls, in code
-    and in quotes are words, and so is a `<think>` amid a line that nothing ends.
+    and in quotes are words, and so is an opening mark amid a line that nothing ends.
     """
-    if not opened and THINK not in text and THOUGHT not in text and "<|" not in text and not _BARE_ANALYSIS.match(text):
+    if not opened and not _MAY_THINK.search(text) and not _BARE_ANALYSIS.match(text):
         return text
     parts = list(_parts(text, opened))
     if not opened and not any(part.thought for part in parts):
@@ -112,8 +119,7 @@ def leading_thought(text: str) -> tuple[str, str]:
     first = next(_parts(text, False), None)
     if first is None or not first.thought:
         return "", text
-    thought = text[: first.end].removeprefix(THINK).removesuffix(THOUGHT)
-    return thought.strip(), text[first.end :].lstrip()
+    return _THOUGHT_ENDS.sub("", text[: first.end]).strip(), text[first.end :].lstrip()
 
 
 def find_call(text: str, tools: Schemas = {}) -> Call | None:  # noqa: B006 (read only)
@@ -173,7 +179,7 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
             if _is_quoted(text, start, place) or (mark["think"] and _is_mentioned(text, done, start, place)):
                 continue
             if mark["think"]:
-                part = _Part(start, _end_of_thought(text, place), thought=True)
+                part = _Part(start, _end_of_thought(text, place, mark["think"]), thought=True)
             elif not thoughts:
                 # It was opened before the text: all that is before it belongs to it.
                 parts, part, done = [], _Part(0, place, thought=True), 0
@@ -195,9 +201,11 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
     return iter(parts)
 
 
-def _end_of_thought(text: str, place: int) -> int:
-    end = text.find(THOUGHT, place)
-    return len(text) if end < 0 else end + len(THOUGHT)
+def _end_of_thought(text: str, place: int, opening: str = "") -> int:
+    """Behind the mark that closes a thought; without an opening one, which the prompt had, of any form."""
+    closing = re.compile(BY_OPENING[opening].end) if opening else _ANY_CLOSING
+    end = closing.search(text, place)
+    return end.end() if end else len(text)
 
 
 def _is_quoted(text: str, start: int, end: int) -> bool:
@@ -206,13 +214,13 @@ def _is_quoted(text: str, start: int, end: int) -> bool:
 
 
 def _is_mentioned(text: str, done: int, start: int, end: int) -> bool:
-    """Whether a `<think>` amid a line is only a word: nothing ends it, or the end is of the next one."""
+    """Whether the opening mark of a thought amid a line is only a word: nothing ends it, or the end is of the next."""
     earliest = max(done, start - _LINE)
     before = text[max(earliest, text.rfind("\n", earliest, start) + 1) : start]
     if not re.search(r"\w", before) or before[-1:].isalnum() or text[end : end + 1] not in _AFTER_WORD:
         return False
-    again = text.find(THINK, end)
-    return text.find(THOUGHT, end, again if again >= 0 else len(text)) < 0
+    again = text.find(opening := text[start:end], end)
+    return text.find(BY_OPENING[opening].closing, end, again if again >= 0 else len(text)) < 0
 
 
 def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:
@@ -265,12 +273,8 @@ def _form(text: str, start: int, end: int) -> _Part | None:
             thought_end = following.start() if following else len(text)
         # The headers of messages are no words either.
         return None if header["channel"] == "commentary" else _Part(start, thought_end, thought=True)
-    if part := _OPEN_CLOSE.match(text, start):
-        thought_end = part.end()
-        if part["channel"] == "think" and part[0].startswith("<|open|>"):
-            closing = re.compile(r"<\|close\|>think<\|sep\|>").search(text, thought_end)
-            thought_end = closing.end() if closing else len(text)
-        return _Part(start, thought_end, thought=True)
+    if part := _HEADER.match(text, start):
+        return _Part(start, part.end(), thought=True)
     if _is_quoted(text, start, end):
         return None
     found = read_form(text, start)

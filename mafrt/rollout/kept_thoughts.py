@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 from array import array
 from collections import OrderedDict
@@ -17,25 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from mafrt.core.errors import ConfigError
 from mafrt.core.text import clean_text
 from mafrt.core.types import Observation, Turn
 from mafrt.environment.tool_calls import ToolCall, split_calls
 
 MOST_TOKENS = 1 << 22
 """of the answers that a server keeps; the oldest go first"""
-_THOUGHTS = re.compile(r"think|thought|reasoning|analysis", re.IGNORECASE)
-
-
-def check_thoughts(tokenizers: Sequence[Any], reasoning: str) -> None:
-    """Raise ConfigError where no chat template knows of thoughts, so that there are none to keep."""
-    if reasoning == "on" or any(_THOUGHTS.search(str(getattr(one, "chat_template", ""))) for one in tokenizers):
-        return
-    names = ", ".join(dict.fromkeys(str(getattr(one, "name_or_path", "")) or "the base" for one in tokenizers))
-    raise ConfigError(
-        f"keep_thoughts is on, but the chat template of {names} has no thoughts; leave keep_thoughts out, take a base "
-        "that thinks, such as Qwen/Qwen3-0.6B, or say with --reasoning on that every answer begins inside a thought."
-    )
 
 
 def own_turns(

@@ -34,8 +34,9 @@ from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
-from mafrt.rollout.kept_thoughts import check_thoughts, own_turns
+from mafrt.rollout.kept_thoughts import own_turns
 from mafrt.rollout.prompts import AgentTokenizer, encode_prompt, opens_thought, with_note
+from mafrt.rollout.thought_notes import check_thoughts
 
 __all__ = ["Answers", "PlayStats", "Player", "Rollout", "RunningEpisode", "Start", "measures_of"]
 

@@ -13,7 +13,8 @@ from mafrt.core.text import clean_deep, error_line
 from mafrt.core.transcript import quoted
 from mafrt.core.types import Message, Observation, OwnTurns
 from mafrt.environment.contract import ROLES, tools_problem
-from mafrt.environment.tool_calls import OWN_MARKUP, THINK
+from mafrt.environment.thought_forms import template_thoughts
+from mafrt.environment.tool_calls import OWN_MARKUP
 from mafrt.models.invocation import PLAIN
 from mafrt.models.outside_text import ANCHORS, Placeholders, controls_of, encode_outside
 
@@ -110,10 +111,8 @@ def _hidden_deep(value: Any, stand_ins: Placeholders) -> Any:
 
 
 def opens_thought(tokenizer: Any) -> bool:
-    """Whether the chat template ends the prompt with `<think>`, so that every answer begins inside a thought."""
-    if not getattr(tokenizer, "chat_template", None):
-        return False
-    return _template(tokenizer, [{"role": "user", "content": "?"}]).rstrip().endswith(THINK)
+    """Whether the chat template ends the prompt inside a thought, so that every answer begins there."""
+    return template_thoughts(tokenizer).opened
 
 
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:

@@ -227,9 +227,9 @@ class SampleSettings:
     max_batch_rows: int = 256
     """max rows of one forward pass of the local engine"""
     reasoning: Literal["auto", "on", "off"] = "auto"
-    """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
+    """thoughts that other agents see: auto strips them, on: every answer starts inside one, off keeps them"""
     thinking_budget: int = 0
-    """tokens of thought after which </think> is put in; 0: no limit"""
+    """tokens of thought after which its closing mark is put in; 0: no limit"""
     keep_thoughts: bool = False
     """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
     sandbox: str = "bwrap"

@@ -13,8 +13,10 @@ from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError, EnvError
 from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
-from mafrt.rollout.kept_thoughts import KeptAnswers, check_thoughts
+from mafrt.rollout.kept_thoughts import KeptAnswers
 from mafrt.rollout.prompts import encode_prompt
+from mafrt.rollout.thought_notes import check_thoughts, note_thoughts
+from mafrt.runners.checks import check_budget
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, resolve_played, stored_args
 from mafrt.scripts.cli.settings import SampleSettings
@@ -107,6 +109,7 @@ def load_team(source: Source) -> TrainedTeam:
 
     settings, team = source.settings, source.team
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
+    check_budget(config)
     models = check_models(settings, team)
     print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
     base = load_base(settings, team)
@@ -114,8 +117,10 @@ def load_team(source: Source) -> TrainedTeam:
         base.load_adapter(name, source.loaded.adapter(name))
     voices = voices_of(base, team, config.play.context_window)
     kept = KeptAnswers() if config.play.keep_thoughts else None
+    tokenizers = [voice.tokenizer for voice in voices.values()]
     if kept is not None:
-        check_thoughts([voice.tokenizer for voice in voices.values()], config.play.reasoning)
+        check_thoughts(tokenizers, config.play.reasoning)
+    note_thoughts(tokenizers, config.play.reasoning, config.play.thinking_budget)
     engine = make_engine(base, config)
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     queue = EngineQueue(engine, rows=config.play.max_batch_rows)

@@ -16,7 +16,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.engines.local.thoughts import Thought, ThoughtMarks
 from mafrt.runners.build import sampling_of
-from mafrt.runners.checks import check_sampler
+from mafrt.runners.checks import check_budget, check_sampler
 from mafrt.training.batch import collate
 from mafrt.training.token_scores import token_scores
 
@@ -145,6 +145,41 @@ def test_where_a_thought_is(marks, prompt, answer, budget, ended, monkeypatch):
     assert letters.decode(put) == ("\n</think>\n\n" if ended.endswith("|") else "")
 
 
+GPT_OSS = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(("template", "answer", "budget", "ended", "put"), [
+    ("<seed:think>", "<seed:think>abcdef", 3, "<seed:think>abc", "</seed:think>"),
+    ("<seed:think>", "<seed:think>ab</seed:think>cdefgh", 20, "<seed:think>ab</seed:think>cdefgh", ""),
+    ("<seed:think>", "<think>abcdef", 3, "<think>abcdef", ""),
+    ("[THINK]", "[THINK]abcdef", 3, "[THINK]abc", "[/THINK]"),
+    ("<|START_THINKING|>", "<|START_THINKING|>abcdef", 3, "<|START_THINKING|>abc", "<|END_THINKING|>"),
+    ("<|channel>thought", "<|channel>thoughtabcdef", 3, "<|channel>thoughtabc", "\n<channel|>"),
+    ("<|open|>think<|sep|>", "<|open|>think<|sep|>abcd", 3, "<|open|>think<|sep|>abc", "<|close|>think<|sep|>"),
+    (GPT_OSS[0], f"{GPT_OSS[0]}abcdef", 3, f"{GPT_OSS[0]}abc", GPT_OSS[1]),
+    # After a first thought the channel is the model's choice; a second one is ended for good.
+    (GPT_OSS[0], f"{GPT_OSS[0]}abc{GPT_OSS[1]}{GPT_OSS[0]}d", 3, f"{GPT_OSS[0]}abc{GPT_OSS[1]}{GPT_OSS[0]}",
+     f"{GPT_OSS[1]}<|channel|>final<|message|>"),
+])  # fmt: skip
+def test_a_thought_is_ended_as_the_template_writes_it(template, answer, budget, ended, put, monkeypatch):
+    marks = ("<|START_THINKING|>", "<|END_THINKING|>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+    letters = Letters(*marks, "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>")
+    letters.chat_template = "{{ x }}" + template
+    monkeypatch.setattr("mafrt.engines.local.thoughts.encode_outside", lambda tokenizer, text, own: letters.ids(text))
+    thought, ids, forced = Thought(ThoughtMarks(letters), [], budget), [], []
+    for token in letters.ids(answer):
+        if thought.next is not None and thought.next != token:
+            break
+        ids.append(token)
+        thought.take(ids)
+    assert letters.decode(ids) == ended
+    while (token := thought.next) is not None:
+        forced.append(token)
+        ids.append(token)
+        thought.take(ids)
+    assert letters.decode(forced) == put
+
+
 def test_a_record_has_the_places_where_there_are_any():
     turn = Turn("ann", [1], [2, 3], [-0.1, 0.0], "eos", "x", 0, 0, 0, forced=(1,))
     assert unpack_turn(pack_turn(turn)) == turn
@@ -153,6 +188,8 @@ def test_a_record_has_the_places_where_there_are_any():
 
 
 def test_a_budget_that_cannot_be_kept_is_refused(base):
+    with pytest.raises(ConfigError, match="thinking_budget is 5, but engine other"):
+        check_budget(TrainConfig.of(thinking_budget=5, engine="other:Engine"))
     with pytest.raises(ConfigError, match="thinking_budget is 5, but engine vllm"):
         check_sampler(
             TrainConfig.of(thinking_budget=5, engine="vllm", vllm_servers=("http://localhost:1",)), Team.of(["a"]), ""

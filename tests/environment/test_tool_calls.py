@@ -21,7 +21,9 @@ from mafrt.environment.tool_calls import (
     ToolCall,
     code_of,
     find_call,
+    find_calls,
     find_code,
+    leading_thought,
     shorten,
     tool_message,
     visible,
@@ -285,3 +287,24 @@ def test_errors_in_threads_lose_their_own_episode_or_stop_the_run():
 
     with pytest.raises(MafrtError, match="no more room"):
         play(Stops(), lambda request: "x", count=3)
+
+
+@pytest.mark.parametrize(("text", "seen"), [
+    ("<seed:think>x</seed:think>\nyes", "yes"),
+    ("[THINK]x[/THINK]yes", "yes"),
+    ("<|START_THINKING|>x<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes"),
+    ("<|channel>thought\nx\n<channel|>yes", "yes"),
+    ("<|open|>think<|sep|>x<|close|>think<|sep|><|open|>response<|sep|>yes<|close|>response<|sep|>", "yes"),
+    ("<mm:think>x", ""),
+    ("x[/THINK]yes", "yes"),
+    ("a tag such as [THINK] is a word", "a tag such as [THINK] is a word"),
+])  # fmt: skip
+def test_thoughts_are_hidden_in_every_form(text, seen):
+    assert visible(text) == seen
+    assert find_calls(text.replace("x", '<tool_call>{"name": "f", "arguments": {}}</tool_call>')) == []
+
+
+@pytest.mark.parametrize("closing", ["</think>", "</seed:think>", "[/THINK]", "<|close|>think<|sep|>", "<channel|>"])
+def test_a_thought_that_the_prompt_opened_ends_in_every_form(closing):
+    assert visible(f"x{closing}yes", opened=True) == "yes"
+    assert leading_thought(f"x{closing}yes") == ("x", "yes")

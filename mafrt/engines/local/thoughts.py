@@ -1,4 +1,4 @@
-"""A budget of thought: after so many tokens of it, `</think>` is put in, and the model goes on to its answer.
+"""A budget of thought: after so many tokens of it, its closing mark is put in, and the model goes on to its answer.
 
 The tokens put in are part of an answer as the model reads it on, and none that it chose: `SamplingRow.forced` has their
 places, and nothing is learnt from them.
@@ -9,27 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mafrt.environment.tool_calls import OWN_MARKUP, THINK, THOUGHT
+from mafrt.environment.thought_forms import FORMS, template_thoughts
 from mafrt.models.outside_text import encode_outside
 
-ENDING = f"\n{THOUGHT}\n\n"
-"""as models that think write it themselves"""
-TAIL = 12
+TAIL = 16
 """tokens of an answer in which a mark is looked for that a tokenizer has no single token for"""
 
 
 class ThoughtMarks:
-    """The marks of a thought in the tokens of one tokenizer."""
+    """The marks of a thought in the tokens of one tokenizer: in its chat template's form, else `<think>`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.ending = encode_outside(tokenizer, ENDING, OWN_MARKUP)
-        ids = {mark: encode_outside(tokenizer, mark, OWN_MARKUP) for mark in (THINK, THOUGHT)}
+        self.tokenizer, self.form = tokenizer, template_thoughts(tokenizer).form or FORMS[0]
+
+        def encoded(text: str) -> list[int]:
+            return encode_outside(tokenizer, text, self.form.tokens)
+
+        self.ending = encoded(self.form.ending or self.form.closing)
+        self.answer = encoded(self.form.answer) if self.form.answer else self.ending
+        ids = {mark: encoded(mark) for mark in (self.form.opening, self.form.closing)}
         self._single = {mark: own[0] for mark, own in ids.items() if len(own) == 1}
 
     def opens(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside a thought that it opens itself."""
-        return bool(self._text(prompt).rstrip().endswith(THINK))
+        return bool(self._text(prompt).rstrip().endswith(self.form.opening))
 
     def ends_with(self, ids: Sequence[int], mark: str) -> bool:
         """Whether the last token of an answer completes a mark."""
@@ -54,6 +57,7 @@ class Thought:
     def __init__(self, marks: ThoughtMarks, prompt: Sequence[int], budget: int, *, opened: bool = False) -> None:
         self._marks, self._left, self._inside = marks, budget, opened or marks.opens(prompt)
         self._pending: list[int] = []
+        self._ended = False
 
     @property
     def next(self) -> int | None:
@@ -67,8 +71,9 @@ class Thought:
             self._inside = bool(self._pending)
         elif self._inside:
             self._left -= 1
-            self._inside = not self._marks.ends_with(ids, THOUGHT)
+            self._inside = not self._marks.ends_with(ids, self._marks.form.closing)
         else:
-            self._inside = self._marks.ends_with(ids, THINK)
+            self._inside = self._marks.ends_with(ids, self._marks.form.opening)
         if self._inside and self._left <= 0 and not self._pending:
-            self._pending = list(self._marks.ending)
+            self._pending = list(self._marks.answer if self._ended else self._marks.ending)
+            self._ended = True

@@ -26,7 +26,8 @@ from mafrt.environment.chat_api.protocol import (
     with_tools,
     written_call,
 )
-from mafrt.environment.tool_calls import THINK, THOUGHT, leading_thought
+from mafrt.environment.thought_forms import TAGS, THINK, THOUGHT
+from mafrt.environment.tool_calls import leading_thought
 
 SIGNATURE = "unsigned"
 """Of thoughts; clients send it back, and it is not looked at."""
@@ -318,10 +319,11 @@ class _MessageEvents:
 def _certain(raw: str) -> tuple[str, str]:
     """Thought and words of the beginning of an answer, as far as what follows cannot change them."""
     begun = raw.lstrip()
-    if begun.startswith(THINK) and THOUGHT not in begun:
-        return begun[len(THINK) : 1 - len(THOUGHT)].strip(), ""  # the end may be a part of the closing tag
+    form = next((form for form in TAGS if begun.startswith(form.opening)), None)
+    if form is not None and form.closing not in begun:
+        return begun[len(form.opening) : 1 - len(form.closing)].strip(), ""  # the end may be a part of the closing tag
     # A prompt may have opened the thought, so that nothing is certain before its end, and what stands behind that.
-    return leading_thought(begun) if begun.startswith(THINK) or THOUGHT in begun[:-1] else ("", "")
+    return leading_thought(begun) if form or any(one.closing in begun[:-1] for one in TAGS) else ("", "")
 
 
 MESSAGES = Messages()

@@ -1,0 +1,92 @@
+"""The ways in which model families write thoughts, and which of them a chat template speaks.
+
+Sources: the chat templates of Qwen, DeepSeek, GLM and others (`<think>`), Seed-OSS, MiniMax M3, Hunyuan 3, Mistral,
+Cohere, Gemma 4, Kimi K3 and gpt-oss.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ThoughtForm:
+    """How one family writes a thought."""
+
+    opening: str
+    closing: str
+    ending: str = ""
+    """put in where a thought is ended from outside, as the family writes it; empty: the closing mark"""
+    answer: str = ""
+    """the same, once a thought that was ended is followed by another; empty: as the first"""
+    next: str = ""
+    """pattern of what can only stand behind a thought, and ends one whose closing mark is lost"""
+
+    @property
+    def end(self) -> str:
+        """Pattern of the end of a thought."""
+        return re.escape(self.closing) + (f"|(?={self.next})" if self.next else "")
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """Parts of the marks that are tokens of their own in the family's tokenizers."""
+        return frozenset(re.findall(r"<[^<>\s]+>|\[/?THINK\]", self.opening + self.closing + self.ending + self.answer))
+
+
+THINK, THOUGHT = "<think>", "</think>"
+TAGS = (
+    ThoughtForm(THINK, THOUGHT, f"\n{THOUGHT}\n\n"),
+    *(ThoughtForm(f"<{tag}>", f"</{tag}>") for tag in ("seed:think", "mm:think", "think:opensource")),
+    ThoughtForm("[THINK]", "[/THINK]"),
+    ThoughtForm("<|START_THINKING|>", "<|END_THINKING|>", next=r"<\|START_(?:ACTION|RESPONSE|TEXT)\|>"),
+    ThoughtForm("<|channel>thought", "<channel|>", "\n<channel|>"),
+)
+"""forms whose marks stand for nothing else"""
+OPEN_CLOSE = ThoughtForm("<|open|>think<|sep|>", "<|close|>think<|sep|>")
+HARMONY = ThoughtForm(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    # The next channel is the model's choice, since a tool call has one of its own; but no second thought.
+    "<|end|><|start|>assistant",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
+FORMS = (*TAGS, OPEN_CLOSE, HARMONY)
+BY_OPENING = {form.opening: form for form in FORMS}
+
+
+@dataclass(frozen=True)
+class TemplateThoughts:
+    """What a chat template says of thoughts."""
+
+    form: ThoughtForm | None
+    """None: none that is known"""
+    opened: bool
+    """whether the prompt ends inside a thought"""
+    closed: bool
+    """whether it ends with a thought that is over, so that answers have none"""
+    shown: bool
+    """whether a thought that is given beside a message stands in the chat"""
+
+
+def template_thoughts(tokenizer: Any) -> TemplateThoughts:
+    """What the chat template of a tokenizer says of thoughts; nothing where there is none."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    asked, told = "QASKEDQ", "QTOLDQ"
+    chat = [{"role": "user", "content": asked}]
+    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking", "thought"), told)
+    prompt = _filled(tokenizer, chat, add_generation_prompt=True).rpartition(asked)[2].rstrip() if template else ""
+    history = _filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
+    text = template + prompt + history
+    form = next((one for one in FORMS if one.opening in text or (one in TAGS and one.closing in text)), None)
+    opened, closed = form is not None and prompt.endswith(form.opening), form is not None and form.closing in prompt
+    # gpt-oss closes every message as it closes a thought.
+    return TemplateThoughts(form, opened, closed and form is not HARMONY, told in history)
+
+
+def _filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+    except Exception:  # a template is a program of the base's, and may raise whatever it likes
+        return ""
