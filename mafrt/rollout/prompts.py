@@ -196,10 +196,7 @@ def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: Ow
         if not kept:
             ids = stand_ins.encode(rest, add_special_tokens=not getattr(tokenizer, "chat_template", None))
         else:
-            following = _after(stand_ins, rest)
-            # The end of an answer was sampled with it.
-            ended = following and following[0] == ids[-1] and controls_of(tokenizer).of(ids[-1:])
-            ids += following[1:] if ended else following
+            ids += _without_end(tokenizer, ids[-1], _after(stand_ins, rest))
         ids += said
         kept.append((place, said))
     return ids
@@ -212,3 +209,38 @@ def _after(stand_ins: Placeholders, text: str) -> list[int]:
         if both[: len(before)] == before:
             return both[len(before) :]
     return stand_ins.encode(text)
+
+
+def _without_end(tokenizer: Any, last: int, following: list[int]) -> list[int]:
+    """What the template writes behind an answer, less the end of the answer if that was sampled with it.
+
+    The sampled end may be another one: gpt-oss's answers end with `<|return|>` or `<|call|>`, which the template
+    writes as `<|end|>` once another message follows, and some end with the token that ends any text.
+
+    Args:
+        last: the last token of the answer.
+    """
+    controls = controls_of(tokenizer)
+    if not controls.of([last]) or tokenizer.convert_ids_to_tokens(last) in OWN_MARKUP:
+        return following
+    ends = (*_ends(tokenizer), last)
+    places = [place for place, token in enumerate(following) if controls.of([token])]
+    many = next((n for n, place in enumerate(places) if following[place] not in ends), len(places))
+    closing = [following[place] for place in places[:many]]
+    if last in closing:
+        many = len(closing) - closing[::-1].index(last)
+    # Earlier answers may end by another token than the last one; then it is the one that other messages end with too.
+    elif not many and len(ends) > 1 and places and following[places[0]] in following[places[0] + 1 :]:
+        many = 1
+    return following[places[many - 1] + 1 :] if many else following
+
+
+def _ends(tokenizer: Any) -> list[int]:
+    """The control tokens with which the template ends an answer that nothing follows."""
+    word = "QANSWERQ"
+    try:
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}]
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except Exception:  # a template is a program of the base's
+        return []
+    return controls_of(tokenizer).of(tokenizer.encode(text.rpartition(word)[2], add_special_tokens=False))

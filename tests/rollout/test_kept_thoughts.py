@@ -186,6 +186,48 @@ def test_a_turn_that_the_template_does_not_let_stand_is_the_templates():
     assert kept.count("hm") == 1 and kept.index("m1") < kept.index("hm")
 
 
+GPT_OSS = (
+    "{% for m in messages %}<|start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>"
+    "{{ m.content }}{{ '<|return|>' if loop.last and m.role == 'assistant' and not add_generation_prompt "
+    "else '<|end|>' }}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{{ '<|stop|>' if m.role == 'assistant' }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
+)
+NO_END = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+ONLY_LAST = NO_END.replace(
+    "{% endfor %}<|", "{% if loop.last and m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}<|"
+)
+
+
+@pytest.mark.parametrize(("template", "ending", "goes_on"), [
+    # As Harmony has it: the answer's own end is the only one, whichever it is.
+    (GPT_OSS, "<|return|>", "<|start|>user<|message|>q<|end|><|start|>assistant"),
+    (GPT_OSS, "<|call|>", "<|start|>user<|message|>q<|end|><|start|>assistant"),
+    (GPT_OSS, "", "<|end|><|start|>user<|message|>q<|end|><|start|>assistant"),  # cut
+    (GPT_OSS, "</think>", "<|end|><|start|>user<|message|>q<|end|><|start|>assistant"),  # cut
+    # Ends of several tokens, and ends that are not the template's.
+    (PARTS, "<|stop|><|end|>", "<|start|>user<|message|>q<|end|><|start|>assistant<|message|>"),
+    (PARTS, "<|call|>", "<|start|>user<|message|>q<|end|><|start|>assistant<|message|>"),
+    (STRIPS + ASKS, "<|call|>", "\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"),
+    # Nothing but the next message ends an answer.
+    (NO_END, "<|user|>", "q<|assistant|>"),
+    (NO_END, "<|call|>", "<|user|>q<|assistant|>"),
+    (ONLY_LAST, "<|end|>", "<|user|>q<|assistant|>"),
+])  # fmt: skip
+def test_an_answer_has_one_end_and_it_is_its_own(template, ending, goes_on):
+    tokenizer = thinking(template)
+    marks = [
+        f"<|{name}|>" for name in ("start", "message", "channel", "end", "return", "call", "stop", "user", "assistant")
+    ]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *marks]})
+    said = tokenizer.encode(f"hm{ending}", add_special_tokens=False)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "q"}]
+    ids = encode_prompt(tokenizer, "", chat, "start", [(1, said)])
+    assert tokenizer.decode(ids).partition("hm")[2] == ending + goes_on
+
+
 def test_control_texts_of_others_stay_characters():
     tokenizer = thinking(STRIPS + ASKS)
     chat = [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "x"},
