@@ -133,7 +133,7 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     if auto_class(config) is None:
         raise ModelError(f"the model {name!r} is {what}, which does not write text; {WANTED}")
     quantised = quantised_by(config)
-    if not quantised or quantised in OWN_FORMATS:
+    if not quantised or (quantised in OWN_FORMATS and bits in (None, _own_bits(config))):
         return
     if bits:
         raise ModelError(
@@ -170,6 +170,12 @@ def quantised_by(config: dict[str, Any]) -> str | None:
             if isinstance(part, dict) and isinstance(own := part.get(field), dict):
                 return str(own.get("quant_method") or "no method named")
     return None
+
+
+def _own_bits(config: dict[str, Any]) -> int | None:
+    """Bits of weights that bitsandbytes quantised; None where config.json does not say."""
+    own = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+    return next((bits for bits in (4, 8) if own.get(f"load_in_{bits}bit")), None)
 
 
 def _described(config: dict[str, Any]) -> tuple[str, str, str]:

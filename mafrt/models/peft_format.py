@@ -328,13 +328,25 @@ def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None
             f"--model_name_or_path {trained_on}, or adapters of this base"
         )
     names = [Path(name).name for name in (trained_on, base_name)]
+    families = [_family(Path(name) / "config.json") for name in (trained_on, base_name)]
+    others = "" not in families and families[0] != families[1]
     # Folders of the hub's cache are named by a commit, which tells nothing about the model.
-    if names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names):
+    if others or (names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names)):
+        of_families = [f" (of family {family})" if others else "" for family in families]
         log.warning(
-            "%s was trained on the base %s and is loaded on %s; if these differ in more than the name, give "
-            "--model_name_or_path",
-            *(folder, trained_on, base_name),
+            "%s was trained on the base %s%s and is loaded on %s%s, whose layers have the same names and sizes; it "
+            "fits only the weights that it was trained with: if these differ, give --model_name_or_path %s",
+            *(folder, trained_on, of_families[0], base_name, of_families[1], trained_on),
         )
+
+
+def _family(file: Path) -> str:
+    """The model type of a config.json, of the text where images are read too; empty if it is not at hand."""
+    try:
+        config = parse_json(read_file(file))
+        return str((config.get("text_config") or config).get("model_type") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""  # the base itself is checked where it is loaded
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.bounded_trial import check_tokenizer_ends
 from mafrt.models.generation_import import import_generation
-from mafrt.models.quantization import keep_differentiable, quantisation
+from mafrt.models.quantization import check_quantised, keep_differentiable, quantisation
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ def load_pretrained(
         )
     model, info = loaded
     _check_weights(name_or_path, model, info)
+    check_quantised(name_or_path, model)
     if quantised and not bits:
         # Transformers leaves some of these in bfloat16, whatever format was asked for.
         for parameter in model.parameters():

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from mafrt.core.errors import MissingExtraError
+from mafrt.core.errors import MissingExtraError, ModelError
 from mafrt.core.extras import install
 
 
@@ -45,3 +45,16 @@ def keep_differentiable(model: torch.nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def check_quantised(name: str, model: torch.nn.Module) -> None:
+    """Raise ModelError for layers of bitsandbytes that have got ordinary weights, which they cannot compute with."""
+    for path, module in model.named_modules():
+        state = {"Linear4bit": "quant_state", "Linear8bitLt": "SCB"}.get(type(module).__name__, "")
+        parts = (getattr(module, part, None) for part in ("weight", "state"))
+        if state and all(getattr(part, state, None) is None for part in parts):
+            raise ModelError(
+                f"the config.json of the model {name!r} says that bitsandbytes quantised its weights, and "
+                f"{path}.weight is not quantised; take the quantization_config out of its config.json, and give "
+                "--load_in_4bit to have them quantised while loading"
+            )

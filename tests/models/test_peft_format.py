@@ -258,3 +258,20 @@ def test_weights_of_any_precision_are_read_or_found_to_lie_beyond_ours(plain, tm
         save_file({**tensors, name: bad}, weights)
         with pytest.raises(CheckpointError, match="NaN or infinity"):
             base.load_adapter("first", folder)
+
+
+@pytest.mark.parametrize(("kind", "families"), [("mistral", True), ("llama", False)])
+def test_a_base_of_another_family_with_the_same_layers_is_named(kind, families, tmp_path, caplog):
+    """Nothing but its config.json tells it apart."""
+    folders = []
+    for number, each in enumerate(("llama", kind)):
+        folders.append(tmp_path / str(number) / "base")
+        tiny_model(each).save_pretrained(folders[-1])
+        tiny_tokenizer().save_pretrained(folders[-1])
+    one, other = (SharedBase.load(str(folder), device="cpu") for folder in folders)
+    one.add_adapter("a", LoraSpec(), seed=0)
+    one.save_adapter("a", tmp_path / "a")
+    other.load_adapter("a", tmp_path / "a")
+    told = [line for line in caplog.messages if "was trained on" in line]
+    assert bool(told) == families
+    assert not told or all(word in told[0] for word in ("family llama", "family mistral", str(folders[0])))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_models import tiny_model, tiny_tokenizer
 from helpers_warm import run_command
 from toy import Digits, make, settings
 
 from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
-from mafrt.core.errors import MissingExtraError
+from mafrt.core.errors import MissingExtraError, ModelError
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.optimizers import make_optimizer
@@ -33,6 +35,39 @@ def loaded(bits) -> SharedBase:
 def logprobs(base: SharedBase, ids: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     states = base.forward(ids, None, index)[:, :-1]
     return base.token_logprobs(states.reshape(-1, states.shape[-1]), ids[:, 1:].reshape(-1))[0]
+
+
+def saved(folder, model, **config):
+    """A folder with a model, with changes to its config.json."""
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return str(folder)
+
+
+@needed
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_config_of_quantised_weights_beside_ordinary_ones_is_refused_by_name(bits, tmp_path):
+    told = {"quant_method": "bitsandbytes", f"load_in_{bits}bit": True}
+    folder = saved(tmp_path, tiny_model("llama"), quantization_config=told)
+    with pytest.raises(ModelError, match=r"layers\.0.*is not quantised; take the quantization_config out"):
+        SharedBase.load(folder, device="cpu")
+
+
+@needed
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_that_were_saved_quantised_are_loaded_as_they_are(bits, tmp_path):
+    plain = saved(tmp_path / "plain", tiny_model("llama", width=64))
+    folder = saved(tmp_path / "own", SharedBase.load(plain, device="cpu", bits=bits).model)
+    ids = torch.tensor([[5, 6, 7]])
+    hidden = [
+        SharedBase.load(folder, device="cpu", bits=own).forward(ids, None, torch.tensor([-1])) for own in (None, bits)
+    ]
+    assert torch.equal(*hidden)
+    with pytest.raises(ModelError, match=f"quantised already .bitsandbytes.*load_in_{12 - bits}bit"):
+        SharedBase.load(folder, device="cpu", bits=12 - bits)
 
 
 @needed
