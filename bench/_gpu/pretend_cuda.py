@@ -343,7 +343,11 @@ class PretendCuda(TorchDispatchMode):
             if unknown and name in INDEXED:
                 args = (args[0], [_places(place) for place in args[1]], *args[2:])
                 args = (args[0], [at for places in args[1] for at in places], *args[2:])
-            made = func(*tree_map(part, args), **{key: tree_map(part, value) for key, value in kwargs.items()})
+            values = tree_map(part, args)
+            if name == "histc":  # of integers on a GPU, which a CPU knows only of floats
+                values = (values[0].float(), *values[1:])
+            made = func(*values, **{key: tree_map(part, value) for key, value in kwargs.items()})
+            made = made.to(args[0].dtype) if name == "histc" else made
         given = {id(value.held): value for value in there}
 
         def wrapped(value: Any) -> Any:

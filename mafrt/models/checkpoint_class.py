@@ -130,6 +130,11 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     refuse_other_tasks(name, config)
     if _has_encoder(kind):
         raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {WANTED}")
+    if (thinker := f"{kind}_thinker") in CONFIG_MAPPING_NAMES:
+        raise ModelError(
+            f"the model {name!r} is {what}, several models in one; save the one that writes text, of type {thinker}, "
+            "as a folder of its own (model.thinker.save_pretrained(FOLDER), and the tokenizer), and give that"
+        )
     if auto_class(config) is None:
         raise ModelError(f"the model {name!r} is {what}, which does not write text; {WANTED}")
     quantised = quantised_by(config)
@@ -295,28 +300,31 @@ def _too_large(config: Mapping[str, Any], shapes: list[list[int]]) -> str:
 def _has_encoder(kind: str) -> bool:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
 
-    return kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    # Models that hear are listed with encoder-decoders, though they read what they hear as tokens.
+    decoders = (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    return kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in decoders
 
 
 def auto_class(config: dict[str, Any]) -> Any:
     """The class of transformers that loads a checkpoint under the names that PEFT and vLLM know its layers by.
 
-    A model that reads images too is loaded as such (`...ForConditionalGeneration`), and its text is used alone. None:
-    it is no language model.
+    A model that reads images or sound too is loaded as such (`...ForConditionalGeneration`), and its text is used
+    alone. None: it is no language model.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     )
 
     kind, classes = str(config.get("model_type", "")), config.get("architectures") or []
-    of_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
-    if of_images is not None and (of_images in classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        return AutoModelForImageTextToText
+    of_senses = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(kind)
+    if of_senses is not None and (of_senses in classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        return AutoModelForMultimodalLM
     return AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
 
 

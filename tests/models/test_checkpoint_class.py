@@ -38,6 +38,8 @@ def folder_of(tmp_path, config):
     ("config", "words"),
     [
         ({"model_type": "clip", "architectures": ["CLIPModel"]}, ("CLIPModel", "does not write text")),
+        ({"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"]},
+         ("several models in one", "qwen3_omni_moe_thinker")),
         ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, ("next token", "causal")),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, ("BertForMaskedLM", "next token", "causal")),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForSequenceClassification"]}, ("next token", "causal")),
@@ -178,13 +180,13 @@ def test_a_checkpoint_in_mxfp4_is_loaded_in_ordinary_numbers(tmp_path, caplog):
 
 
 def with_images(kind, folder):
-    """A tiny random checkpoint of a class that reads images too."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    """A tiny random checkpoint of a class that reads images or sound too."""
+    from transformers import AutoConfig, AutoModelForMultimodalLM
 
     first = AutoConfig.for_model(kind)
     config = type(first)(**small(first))
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config).float().eval()
+    model = AutoModelForMultimodalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
@@ -195,10 +197,10 @@ def with_images(kind, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4", "qwen3_5_moe", "voxtral", "qwen2_audio"])
 def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_class(kind, tmp_path):
     from peft import PeftModel
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForMultimodalLM
 
     base = SharedBase.load(with_images(kind, tmp_path / "base"), device="cpu", dtype="float32")
     assert type(base.model).__name__.endswith("ForConditionalGeneration")
@@ -215,7 +217,7 @@ def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_c
     found[0, 1, 7].backward()
     assert any(p.grad.abs().max() > 0 for p in base.adapter_parameters("a"))
     base.save_adapter("a", tmp_path / "a")
-    whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype="float32")
+    whole = AutoModelForMultimodalLM.from_pretrained(tmp_path / "base", dtype="float32")
     with torch.no_grad():
         expected = PeftModel.from_pretrained(whole, tmp_path / "a").eval()(input_ids=ids).logits.log_softmax(-1)
     assert (found - expected).abs().max() < 1e-4 < (found - bare).abs().max()
