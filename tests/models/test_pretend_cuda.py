@@ -27,7 +27,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
-pytestmark = pytest.mark.takes(fast=22, slow=50)
+pytestmark = pytest.mark.takes(fast=22, slow=56)
 
 
 def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:
@@ -93,6 +93,34 @@ def test_a_run_with_every_stage_mixes_no_devices(tmp_path, changes):
         found = learnt(on_gpu(0), tmp_path / "gpu")
     assert (tmp_path / "gpu/checkpoints/step_000002").exists() and (tmp_path / "gpu/evaluations.jsonl").exists()
     assert found == pytest.approx(learnt(tiny_base(), tmp_path / "cpu"), rel=0.2), "up to rounding"
+
+
+def scores_and_gradients(kind: str, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Log-probabilities of three rows, one of them shorter, and the gradients of two adapters."""
+    base = SharedBase(tiny(kind).to(device), tiny_tokenizer(), kind)
+    for number in range(2):
+        add_random_adapter(base, f"agent{number}", targets=("all-linear",), seed=number)
+    ids, real = random_ids(3, 17, seed=1).to(device), torch.ones(3, 17, dtype=torch.long)
+    real[1, 12:] = 0
+    hidden = base.forward(ids, real.to(device), torch.tensor([0, 1, -1]).to(device))
+    logprobs, _ = base.token_logprobs(hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    logprobs = logprobs * real[:, 1:].flatten().to(device)
+    logprobs.sum().backward()
+    grads = [p.grad for number in range(2) for p in base.adapter_parameters(f"agent{number}") if p.grad is not None]
+    return logprobs.detach().cpu().clone(), [grad.cpu().clone() for grad in grads]
+
+
+@pytest.mark.slow
+@pytest.mark.cases()
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"])
+def test_a_model_with_experts_computes_there_as_on_a_cpu(kind):
+    logprobs, grads = scores_and_gradients(kind, "cpu")
+    with PretendCuda():
+        there, others = scores_and_gradients(kind, "cuda")
+    torch.testing.assert_close(there, logprobs, atol=1e-4, rtol=0)
+    assert len(others) == len(grads) > 0
+    for found, expected in zip(others, grads, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 
 # --------------------------------------------------------------------------------------------------------------- play
