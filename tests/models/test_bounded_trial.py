@@ -65,6 +65,7 @@ def replaced(pattern, content):
 
 TOKENIZERS = {
     "(a+)+$": split("(a+)+$"),
+    "over long texts alone": split("a*a*a*a*Q"),
     "of x alone": split("(x+x+)+y"),
     "of spaces": split(r"(\s|\s\s)+Z"),
     "in a look-ahead": split("(?=(a+)+b)a"),
