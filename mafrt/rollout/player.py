@@ -254,7 +254,7 @@ class Player:
     context_window: int
     """max tokens of prompt and answer together"""
     reasoning: str = "auto"
-    """treatment of thoughts in `<think>`: "auto" hides them from environments, also if the chat template opened them;
+    """treatment of thoughts: "auto" hides them from environments, also if the chat template opened them;
     "on" means that every answer begins inside one; "off" leaves them"""
     _: KW_ONLY
     adapters: Mapping[str, str] = field(default_factory=dict)
