@@ -95,7 +95,7 @@ def test_the_helper_module_does_the_same_in_few_words(brief, number, wordy):
 
 DESERVED = {
     "shuffled ids": (1.0, "no better than a constant"),
-    "one row": (0.0, "has 1 rows; expected 60"),
+    "one row": (0.0, "has 1 row; expected 60"),
     "NaN": (0.0, "has 60 missing values in 'count'"),
     "infinity": (0.0, "expected finite numbers"),
     "symlink": (0.0, "submission.csv is missing"),
@@ -447,7 +447,7 @@ def test_a_model_is_worth_its_predictions_and_an_analyst_what_is_left_of_them(ta
 
     given = process_rewards.Work(tasks[RIDES], DATA)
     assert process_rewards.judge(MODELER, work(), "ok", "code", True, given).score == modeler
-    score = SubmissionScore(True, None, 0.6, 0.5, True) if worth else SubmissionScore(False, "has 1 rows")
+    score = SubmissionScore(True, None, 0.6, 0.5, True) if worth else SubmissionScore(False, "has 1 row")
     assert process_rewards.judge(ANALYST, work(score), "ok", "code", True, work()).score == analyst
 
 
@@ -475,12 +475,12 @@ def test_rules_of_the_analyst(tasks):
     assert judge(SubmissionScore(True, None, 0.5, 1.0, True)) == 10
     assert judge(SubmissionScore(True, None, 0.8, 0.5, True)) == 7.5
     assert judge(SubmissionScore(True, None, 2.0, 0.0, False)) == 4
-    assert judge(SubmissionScore(False, "has 1 rows")) == 2
+    assert judge(SubmissionScore(False, "has 1 row")) == 2
     assert judge(None) == 3
     assert judge(None, status="timeout") == 1
     assert judge(None, files={**DATA, "X_test.pkl": shape(missing=1)}) == 3  # it wrote holes into it: no excuse
     # Without a model it is not to blame, whatever it hands in.
-    for score in (None, SubmissionScore(False, "has 1 rows"), SubmissionScore(True, None, 2.0, 0.0, False)):
+    for score in (None, SubmissionScore(False, "has 1 row"), SubmissionScore(True, None, 2.0, 0.0, False)):
         assert judge(score, given=(DATA,)) == judge(score, given=({**DATA, **MODEL}, {"error": "x"})) == 5
 
 
@@ -493,8 +493,8 @@ def test_rules_of_the_analyst(tasks):
         (DATA, None, None, MODELER),
         ({**DATA, **MODEL}, {"error": "x"}, None, MODELER),
         ({**DATA, **MODEL}, WORKS, None, ANALYST),
-        ({**DATA, **MODEL}, WORKS, SubmissionScore(False, "has 1 rows"), ANALYST),
-        ({**DATA, "X_train.pkl": shape(missing=1), **MODEL}, WORKS, SubmissionScore(False, "has 1 rows"), ANALYST),
+        ({**DATA, **MODEL}, WORKS, SubmissionScore(False, "has 1 row"), ANALYST),
+        ({**DATA, "X_train.pkl": shape(missing=1), **MODEL}, WORKS, SubmissionScore(False, "has 1 row"), ANALYST),
         ({}, None, SubmissionScore(True, None, 0.5, 1.0, True), None),
     ],
 )

@@ -58,7 +58,7 @@ def test_rows_in_another_order_give_the_same_score():
 
 
 def test_a_submission_of_one_row_is_invalid():
-    assert "has 1 rows; expected 4" in problem(make("rmse", [1, 2, 3, 5]), csv({"y": [1.0]}))
+    assert "has 1 row; expected 4" in problem(make("rmse", [1, 2, 3, 5]), csv({"y": [1.0]}))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def without(name, **more):
         ("{", "line 2: is not one JSON object"),
         ("[1]", "line 2: expected an object with fields, found list"),
         ('{"agent": NaN}', "line 2: is not one JSON object (NaN is no number)"),
-        (without("agent"), "line 2: lacks the field 'agent'; it has the fields 'prompt', 'chosen', 'rejected'"),
+        (without("agent"), "line 2: lacks the field 'agent'; it has the keys 'prompt', 'chosen', 'rejected'"),
         (without("chosen", choosen="a"), "line 2: lacks the field 'chosen'; it has .*'choosen'"),
         (without("prompt"), "line 2: expected either 'prompt' or 'messages', found neither"),
         ({**GOOD, "messages": []}, "line 2: expected either 'prompt' or 'messages', found both"),

@@ -164,7 +164,7 @@ def bare(run):
         (halves, "train_000003.jsonl.gz is damaged after line"),
         (garbage, r"lines of metrics.jsonl \(number [\d, .]+\) could not be read"),
         (odd, "39 episodes in"),
-        (bare, "1 episodes"),
+        (bare, "1 episode in"),
     ],
 )
 def test_a_damaged_run_is_shown_as_far_as_it_goes(tmp_path, capsys, damage, says):
