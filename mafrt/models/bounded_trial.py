@@ -73,6 +73,7 @@ def _work(steps: Sequence[Callable[[], str]], told: int) -> NoReturn:
     """Take the steps within bounds, and end this process."""
     try:
         faulthandler.disable()
+        os.environ["RUST_BACKTRACE"] = "0"  # a backtrace takes memory: where there is none, it waits for itself
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
@@ -94,23 +95,26 @@ def _fill_in(tokenizer: Any) -> str:
     words = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     chats = (words, [{"role": "system", "content": "d"}, *words], [*words, {"role": "tool", "content": "e"}])
+    refused = 0
     for chat in chats:
         for tools, asked in product((None, [tool]), (True, False)):
-            # One that refuses a chat says so when it gets one.
-            with contextlib.suppress(Exception):
-                try:
-                    tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=asked, tokenize=False)
-                except MemoryError:
-                    raise SystemExit from None
-    return ""
+            try:
+                tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=asked, tokenize=False)
+            except MemoryError:
+                raise SystemExit from None
+            except Exception:  # it says so when it gets such a chat
+                refused += 1
+    return f"refuses {refused} chats"
 
 
 def _encode(tokenizer: Any) -> str:
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return ""
     controls_of(tokenizer).pieces(TRIED_TEXTS[-1])
+    unread = 0
     for text in TRIED_TEXTS:
-        # What it cannot read is told when it is read; a panic of its library is no Exception.
-        with contextlib.suppress(Exception):
+        try:
             backend.decode(backend.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-    return ""
+        except Exception:  # told when such a text is read; a panic of its library is no Exception
+            unread += 1
+    return f"cannot read {unread} texts"

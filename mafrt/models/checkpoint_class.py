@@ -199,7 +199,8 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
     from transformers.initialization import no_init_weights
 
     loader = auto_class(dict(config)) or AutoModelForCausalLM
-    with contextlib.suppress(Exception):  # imported here, since loading imports it too
+    # Imported here, since loading imports it too and says what fails.
+    with contextlib.suppress(KeyError, TypeError, AttributeError, ImportError, RuntimeError):
         loader._model_mapping[CONFIG_MAPPING[config["model_type"]]]
 
     def fault() -> str:
