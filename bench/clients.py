@@ -89,7 +89,7 @@ def _measure_one(args: argparse.Namespace, trainer: Trainer, adapters: list[Adap
     # Of sums over all rows in another order, in float32.
     worst = _measure.agree("gradient", rivals["many"](), whole, tolerance=1e-4 * float(whole.abs().max()))
     times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock)
-    row = {"tokens": tokens, "parity": worst, "many/one": _measure.ratio(times["many"], times["one"])}
+    row: dict[str, Any] = {"tokens": tokens, "parity": worst, "many/one": _measure.ratio(times["many"], times["one"])}
     print(f"{tokens} tokens: {args.clients} clients cost {row['many/one']['median']:.2f} of one", flush=True)
     return row
 
