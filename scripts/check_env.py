@@ -46,7 +46,7 @@ def check(argv: Sequence[str]) -> int:
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
     refuse_idle_limits(settings, env)
     check_guarded(env, settings["env_timeout_s"])
-    tasks = "draws its own tasks" if env.num_tasks is None else f"{counted(env.num_tasks, 'tasks')}"
+    tasks = "draws its own tasks" if env.num_tasks is None else counted(env.num_tasks, "tasks")
     print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")
     session = guarded(env, settings["env_timeout_s"])
     try:

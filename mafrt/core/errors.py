@@ -72,3 +72,8 @@ class SandboxError(MafrtError, RuntimeError):
 
 class ProcessLostError(MafrtError, RuntimeError):
     """Another process of a distributed run that is dead or silent, or could not be reached."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust, such as tokenizers, failed within; that is no `Exception`."""
+    return type(error).__name__ == "PanicException"

@@ -105,11 +105,11 @@ def counted(number: int, things: str) -> str:
     return f"{number} {things[:-1] if number == 1 else things}"
 
 
-def keys_of(record: Mapping[Any, Any], what: str = "keys") -> str:
+def keys_of(record: Mapping[Any, Any]) -> str:
     """`the keys 'a', 'b' and 7 more`, or `no keys`, of a record that may have any number of them."""
     named = ", ".join(shortened(repr(key), 40) for key in itertools.islice(record, MOST_NAMED))
     rest = f" and {len(record) - MOST_NAMED} more" if len(record) > MOST_NAMED else ""
-    return f"the {what} {named}{rest}" if record else f"no {what}"
+    return f"the keys {named}{rest}" if record else "no keys"
 
 
 def readable_name(name: str) -> str:

@@ -76,8 +76,8 @@ def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     asked, told = "QASKEDQ", "QTOLDQ"
     chat = [{"role": "user", "content": asked}]
     fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking", "thought"), told)
-    prompt = _filled(tokenizer, chat, add_generation_prompt=True).rpartition(asked)[2].rstrip() if template else ""
-    history = _filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
+    prompt = filled(tokenizer, chat, add_generation_prompt=True).rpartition(asked)[2].rstrip() if template else ""
+    history = filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
     text = template + prompt + history
     form = next((one for one in FORMS if one.opening in text or (one in TAGS and one.closing in text)), None)
     opened, closed = form is not None and prompt.endswith(form.opening), form is not None and form.closing in prompt
@@ -85,7 +85,8 @@ def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     return TemplateThoughts(form, opened, closed and form is not HARMONY, told in history)
 
 
-def _filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:
+def filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:
+    """The text that the chat template makes of a chat; empty where it makes none."""
     try:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
     except Exception:  # a template is a program of the base's, and may raise whatever it likes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mafrt.config import permission
-from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.errors import ConfigError, ModelError, is_panic
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.bounded_trial import check_tokenizer_ends
 from mafrt.models.generation_import import import_generation
@@ -54,9 +54,6 @@ def load_pretrained(
 
     from mafrt.models.checkpoint_class import attention_of, auto_class, dequantising
 
-    require_base(name_or_path)
-    path = str(base_folder(name_or_path) or name_or_path)
-    check_folder(name_or_path, path)
     if attn_implementation not in ATTENTION:
         raise ModelError(
             f"attn_implementation {attn_implementation!r} cannot mask the beginnings that rows share; give 'sdpa', or "
@@ -71,6 +68,7 @@ def load_pretrained(
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
     config, own, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
+    path = str(base_folder(name_or_path) or name_or_path)
     quantised = quantisation(bits, device) if bits else dequantising(config)
     loader = auto_class(config) or AutoModelForCausalLM
     where = _where(name_or_path, trust_remote_code)
@@ -197,7 +195,7 @@ def _told(name: str, *, trust_remote_code: bool) -> Iterator[None]:
     except ModelError:
         raise
     except BaseException as error:  # what libraries raise over a file's content has no common class
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ModelError(

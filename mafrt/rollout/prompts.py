@@ -13,7 +13,7 @@ from mafrt.core.text import clean_deep, error_line
 from mafrt.core.transcript import quoted
 from mafrt.core.types import Message, Observation, OwnTurns
 from mafrt.environment.contract import ROLES, tools_problem
-from mafrt.environment.thought_forms import template_thoughts
+from mafrt.environment.thought_forms import filled, template_thoughts
 from mafrt.environment.tool_calls import OWN_MARKUP
 from mafrt.models.invocation import PLAIN
 from mafrt.models.outside_text import ANCHORS, Placeholders, controls_of, encode_outside
@@ -238,9 +238,5 @@ def _without_end(tokenizer: Any, last: int, following: list[int]) -> list[int]:
 def _ends(tokenizer: Any) -> list[int]:
     """The control tokens with which the template ends an answer that nothing follows."""
     word = "QANSWERQ"
-    try:
-        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}]
-        text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-    except Exception:  # a template is a program of the base's
-        return []
+    text = filled(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}])
     return controls_of(tokenizer).of(tokenizer.encode(text.rpartition(word)[2], add_special_tokens=False))

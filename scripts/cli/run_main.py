@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO
 
 from mafrt.config import permission
 from mafrt.core.distributed import joined, started
-from mafrt.core.errors import MafrtError, ProcessLostError
+from mafrt.core.errors import MafrtError, ProcessLostError, is_panic
 from mafrt.core.signals import StopRequest
 from mafrt.core.text import one_line
 from mafrt.core.threads import wait_passively
@@ -62,7 +62,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
         print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
         return 130
     except BaseException as error:  # a panic of Rust's, as of a tokenizer over a text, is no Exception
-        if "--debug" in argv or type(error).__name__ != "PanicException":
+        if "--debug" in argv or not is_panic(error):
             raise
         why = one_line(str(error))
         print(f"error: a library of the base (its tokenizer) failed: {why}; take another base.", file=sys.stderr)
