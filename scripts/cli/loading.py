@@ -245,8 +245,7 @@ def check_models(settings: Settings, team: Team) -> dict[str, str]:
     models = load_bases.models_of(recorded_models(team, settings), settings["model_name_or_path"])
     for model in dict.fromkeys(models.values()):
         work_offline_if_unreachable(model)
-    if len(set(models.values())) > 1:
-        load_bases.check_models(models, trust_remote_code=settings["trust_remote_code"])
+    load_bases.check_models(models, trust_remote_code=settings["trust_remote_code"])
     return models
 
 

@@ -306,3 +306,9 @@ def test_a_warning_names_its_process_where_there_are_several_and_only_there(caps
         monkeypatch.setenv("WORLD_SIZE", size)
         run_main(lambda argv: logging.getLogger("mafrt.any").warning("it is so") or 0, [])
         assert capsys.readouterr().err.splitlines()[0] == f"{begins}it is so"
+
+
+def test_a_base_that_is_not_there_is_told_before_one_is_loaded(capsys):
+    assert train.main(["--env", "math", "--model_name_or_path", "./gone"]) == 2
+    out, told = capsys.readouterr()
+    assert "./gone" in told and "Loading" not in out
