@@ -240,9 +240,14 @@ def recorded_models(team: Team, settings: Settings) -> Team:
     return Team(tuple(replace(agent, model=found(agent.model)) for agent in team.agents))
 
 
+def models_of(settings: Settings, team: Team) -> dict[str, str]:
+    """Adapter -> its base."""
+    return load_bases.models_of(recorded_models(team, settings), settings["model_name_or_path"])
+
+
 def check_models(settings: Settings, team: Team) -> dict[str, str]:
     """Adapter -> its base, checked as far as it can be before one is loaded. Raises ModelError."""
-    models = load_bases.models_of(recorded_models(team, settings), settings["model_name_or_path"])
+    models = models_of(settings, team)
     for model in dict.fromkeys(models.values()):
         work_offline_if_unreachable(model)
     load_bases.check_models(models, trust_remote_code=settings["trust_remote_code"])

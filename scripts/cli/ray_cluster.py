@@ -86,6 +86,8 @@ class Servers:
     actors: dict[int, Any] = field(default_factory=dict)
     listening: dict[int, str] = field(default_factory=dict)
     """HOST:PORT by number"""
+    heard: set[int] = field(default_factory=set)
+    """those that have listened at some time, whose words are therefore right"""
     again_at: dict[int, float] = field(default_factory=dict)
     """when one that was lost is started again (`time.monotonic`)"""
     lost: bool = False
@@ -216,8 +218,8 @@ class Launcher:
         flags = [flag for name, value in typed(self.scale).items() for flag in (f"--{name}", str(value))]
         os.environ[ON_CLUSTER] = self.environment[ON_CLUSTER] = json.dumps([flags, asked])
         self.servers = [*self._env_servers(settings), *self._vllm_servers(settings)]
-        self._calls: dict[Any, tuple[Any, Callable[[Any], None], Callable[[str], None]]] = {}
-        """calls on their way: the actor, what to do with the answer, and what if there will be none"""
+        self._calls: dict[Any, tuple[Any, Callable[[Any], None], Callable[[str], None], Callable[[str], None]]] = {}
+        """calls on their way: the actor, and what to do with the answer, without one, and with what was raised"""
 
     def run(self) -> int:
         """Train until the processes end by themselves, or cannot be brought back."""
@@ -397,19 +399,22 @@ class Launcher:
             servers.lost = False
             everyone = not servers.actors
             for number in range(servers.number):
-                if number not in servers.actors:
-                    self._serve(servers, number, first=True)
+                if number not in servers.actors and number not in servers.again_at:
+                    self._serve(servers, number)
             until = time.monotonic() + SERVER_S
             while len(servers.listening) < (servers.number if everyone else 1):
                 self._turn()
                 self._refuse_wait(until, f"{servers.kind} servers")
 
-    def _serve(self, servers: Servers, number: int, *, first: bool = False) -> None:
+    def _serve(self, servers: Servers, number: int) -> None:
         log = f"{servers.file.with_suffix('')}-{number}.log"
 
-        def lost(why: str) -> None:
-            if first and number not in servers.listening:
+        def refused(why: str) -> None:
+            if number not in servers.heard:
                 raise EngineDownError(f"The {servers.kind} server {number + 1} {why}; its last words are in {log}.")
+            lost(why)
+
+        def lost(why: str) -> None:
             print(f"The {servers.kind} server {number + 1} is lost ({why}), and is started again.", flush=True)
             servers.lost = True
             servers.listening.pop(number, None)
@@ -419,6 +424,7 @@ class Launcher:
 
         def listens(place: str) -> None:
             servers.listening[number] = place
+            servers.heard.add(number)
             servers.publish()
             follow()
 
@@ -428,12 +434,20 @@ class Launcher:
 
         actor = servers.actors[number] = self._actor(gpus=servers.gpus)
         call = actor.serve.remote(servers.words, self.environment, os.getcwd(), log, SERVER_S)
-        self._call(actor, call, listens, lost)
+        self._call(actor, call, listens, lost, refused)
 
     # ------------------------------------------------------------------------------------------------- calls to Ray
 
-    def _call(self, actor: Any, call: Any, done: Callable[[Any], None], lost: Callable[[str], None]) -> None:
-        self._calls[call] = actor, done, lost
+    def _call(
+        self,
+        actor: Any,
+        call: Any,
+        done: Callable[[Any], None],
+        lost: Callable[[str], None],
+        refused: Callable[[str], None] | None = None,
+    ) -> None:
+        """Have one of three called later: with the answer, with why there is none, or with what the call raised."""
+        self._calls[call] = actor, done, lost, refused or lost
 
     def _turn(self) -> None:
         """Take the answers that arrive within a moment."""
@@ -441,11 +455,11 @@ class Launcher:
             time.sleep(0.2)
         ready = self.ray.wait(list(self._calls), num_returns=1, timeout=0.2)[0] if self._calls else []
         for call in ready:
-            _, done, lost = self._calls.pop(call)
+            _, done, lost, refused = self._calls.pop(call)
             try:
                 answer = self.ray.get(call)
             except self.ray.exceptions.RayTaskError as error:
-                lost(error_line(error.cause))
+                refused(error_line(error.cause))
             except self.ray.exceptions.RayError as error:
                 lost(error_line(error))
             else:

@@ -31,7 +31,15 @@ from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.dependent_flags import of_rule, of_team, refuse_ineffective
 from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted, on_cluster
-from mafrt.scripts.cli.loading import check_format, check_models, load_base, refuse_idle_limits, resolve, stored_args
+from mafrt.scripts.cli.loading import (
+    check_format,
+    check_models,
+    load_base,
+    models_of,
+    refuse_idle_limits,
+    resolve,
+    stored_args,
+)
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
 from mafrt.scripts.cli.recorded_run import command_of
@@ -181,7 +189,7 @@ def _check(
     if loaded is not None and loaded.resumes:
         check_length(loaded.step, config.run.iterations)
     check_format(settings)
-    models = check_models(settings, team)
+    models = models_of(settings, team)
     now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)
     # Before a model is loaded, and again by the runner, which knows the base.
     refuse_changes(loaded, now, accept=settings["accept_changes"])
@@ -193,6 +201,7 @@ def _check(
     layout = Processes(*started())
     check_run(env, team, config, rule, coach, models, eval_env=prepared.eval_env, processes=layout, tokens_given=given)
     check_sampler(config, team, settings["model_name_or_path"])
+    check_models(settings, team)  # what is wrong with the words is told first: it takes no network and no fork
     return CheckedRun(settings, loaded, prepared, config, models, coach)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.signals import StopRequest
 from mafrt.scripts.cli import ray_cluster, ray_node
 from mafrt.storage.args_file import read_args
@@ -99,19 +99,23 @@ class Nodes:
 
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.address = str(self._cluster.address)
-        self._raylets: list[psutil.Process] = []
+        self._raylets: list[tuple[psutil.Process, Any]] = []
 
     def have(self, number: int) -> None:
-        """Start nodes until there are so many."""
-        self._raylets = [raylet for raylet in self._raylets if raylet.is_running()]
+        """Start nodes until there are so many, of which the cluster knows, as of those that were killed."""
+        for raylet, node in self._raylets:
+            if not raylet.is_running():
+                self._cluster.remove_node(node, allow_graceful=False)
+        self._raylets = [(raylet, node) for raylet, node in self._raylets if raylet.is_running()]
         while len(self._raylets) < number:
-            node = self._cluster.add_node(num_cpus=2)
-            self._raylets.append(psutil.Process(node.all_processes["raylet"][0].process.pid))
+            node = self._cluster.add_node(wait=False, num_cpus=2)
+            self._raylets.append((psutil.Process(node.all_processes["raylet"][0].process.pid), node))
+        self._cluster.wait_for_nodes(300)
 
     def kill_node_of(self, pid: int) -> list[psutil.Process]:
         """kill -9 of the node on which a process runs; the processes of ours, which have to end by themselves."""
         above = [process.pid for process in psutil.Process(pid).parents()]
-        (raylet,) = [raylet for raylet in self._raylets if raylet.pid in above]
+        (raylet,) = [raylet for raylet, _ in self._raylets if raylet.pid in above]
         below = raylet.children(recursive=True)
         begun = [process for process in below if "mafrt" in " ".join(process.cmdline())]
         # With their workers: a server that outlives its own would call an episode failed, which a dead one cannot.
@@ -131,6 +135,8 @@ def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray gives its workers a niceness of 15: beside busy neighbours they would hardly run.
         patch.setenv("RAY_worker_niceness", "0")
+        # A node that is slow to answer is alive; of a killed one the connection is refused at once.
+        patch.setenv("RAY_health_check_timeout_ms", "120000")
         cluster = Nodes()
         yield cluster
         cluster.close()
@@ -332,10 +338,10 @@ class Told:
     """What stands for Ray and for an actor: a call is the answer itself, and all answers are there at once."""
 
     def __init__(self, *codes: int | None) -> None:
-        self.report = self.end = self
+        self.report = self.end = self.serve = self
         self.codes, self.exceptions = list(codes), pytest.importorskip("ray").exceptions
 
-    def remote(self) -> Told:
+    def remote(self, *_: Any) -> Told:
         return self
 
     def wait(self, calls: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
@@ -368,6 +374,26 @@ def test_the_end_of_actors_is_not_taken_for_a_loss_of_those_that_follow():
         made._call(actor, actor, lambda _: None, lambda why: pytest.fail(why))
     made._end([one])
     assert list(made._calls) == [other]
+
+
+def test_a_server_whose_node_is_lost_before_it_listens_is_started_elsewhere(tmp_path, capsys, monkeypatch):
+    made, servers = launcher(1), ray_cluster.Servers("environment", ["serve"], 1, tmp_path / "environments.txt")
+    made.environment, made.servers = {}, [servers]
+    failures = [made.ray.exceptions.ActorDiedError(), made.ray.exceptions.RayTaskError("serve", "", OSError("full"))]
+
+    def fail(call: Any) -> None:
+        raise failures.pop(0)
+
+    actor = Told(None)
+    monkeypatch.setattr(made, "_actor", lambda **_: actor)
+    monkeypatch.setattr(made, "_end", lambda actors: None)
+    monkeypatch.setattr(made.ray, "get", fail)
+    made._serve(servers, 0)
+    made._turn()
+    assert "is started again" in capsys.readouterr().out and set(servers.again_at) == {0} and not servers.actors
+    made._serve(servers, 0)
+    with pytest.raises(EngineDownError, match=r"environment server 1 .*full"):  # what it said itself is no accident
+        made._turn()
 
 
 def test_a_port_is_kept_for_a_process_that_will_listen_there():
