@@ -1,7 +1,7 @@
 """Agent frameworks as they are, with no more of ours than the address in the environment.
 
-A package that does not go with our pins runs in an interpreter of its own: MAFRT_TEST_PYTHON_CREWAI and
-MAFRT_TEST_PYTHON_GOOGLE_ADK name them.
+A package that does not go with our pins runs in an interpreter of its own, which a test makes at night;
+MAFRT_TEST_PYTHON_CREWAI and MAFRT_TEST_PYTHON_GOOGLE_ADK name others.
 """
 
 from __future__ import annotations
@@ -28,9 +28,26 @@ def call(name: str, **arguments):
 CALLED = call("add", a=2, b=3)
 
 
+def made_for(tmp_path: Path, module: str, *packages: str) -> str:
+    """The interpreter that is named for a module, else a new one with these packages alone; skips where no index is."""
+    if given := os.environ.get(variable(module)):
+        return given
+    subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
+    python = str(tmp_path / "bin" / "python")
+    made = subprocess.run([python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True)
+    if made.returncode and "No matching distribution" in made.stderr + made.stdout:
+        pytest.skip(f"the package index cannot be reached, or has no {packages[0]}")
+    assert made.returncode == 0, made.stderr
+    return python
+
+
+def variable(module: str) -> str:
+    return f"MAFRT_TEST_PYTHON_{module.upper().replace('.', '_')}"
+
+
 def python_with(module: str) -> str:
     """The interpreter that has a module; skips the test where none has."""
-    python = os.environ.get(f"MAFRT_TEST_PYTHON_{module.upper().replace('.', '_')}", sys.executable)
+    python = os.environ.get(variable(module), sys.executable)
     found = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     parts = module.split(".")
     names = [".".join(parts[: end + 1]) for end in range(len(parts))]
@@ -73,16 +90,21 @@ def test_smolagents():
 
 
 @pytest.mark.slow
-def test_crewai():
+@pytest.mark.nightly
+def test_crewai(tmp_path, monkeypatch):
+    monkeypatch.setenv(variable("crewai"), made_for(tmp_path, "crewai", "crewai==1.15.30"))
     seen, outcome = played("crewai", answers=(CALLED, "five"))
     assert outcome == 1.0 and len(seen) == 2 and seen[1][-1] == {"role": "tool", "content": "5"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tongue", ["anthropic", "openai"])
-def test_google_adk(tongue):
-    seen, outcome = played("google.adk", tongue, answers=(CALLED, "five"))
-    assert outcome == 1.0 and len(seen) == 2 and "5" in seen[1][-1]["content"] and seen[1][-1]["role"] == "tool"
+@pytest.mark.nightly
+def test_google_adk(tmp_path, monkeypatch):
+    packages = ("google-adk==2.13.0", "litellm==1.110.2", "anthropic==2.14.0")
+    monkeypatch.setenv(variable("google.adk"), made_for(tmp_path, "google.adk", *packages))
+    for tongue in ("anthropic", "openai"):
+        seen, outcome = played("google.adk", tongue, answers=(CALLED, "five"))
+        assert outcome == 1.0 and len(seen) == 2 and "5" in seen[1][-1]["content"] and seen[1][-1]["role"] == "tool"
 
 
 # ------------------------------------------------------------------------------------------- a harness with a shell
