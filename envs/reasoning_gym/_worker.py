@@ -17,10 +17,12 @@ import builtins
 import contextlib
 import dataclasses
 import difflib
+import hashlib
 import json
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from mafrt.core.bounded_worker import answer_requests, replies
@@ -35,7 +37,7 @@ FIRST = {"test": 0, "validation": 10**5, "train": 10**6}
 BLOCK = 1000
 """Tasks of one data set object."""
 ROUNDS = 20
-"""How many times the tasks asked for are made, at most, where some occur in a held-out split."""
+"""How many times the tasks asked for are made, at most, to find those of a split."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -169,25 +171,41 @@ def _at(task: Mapping[str, Any], place: int) -> tuple[Any, dict[str, Any]]:
     return dataset, dataset[place % BLOCK]
 
 
+def split_of(question: str) -> str:
+    """The split that a question belongs to, whatever else is made: three of five train."""
+    share = hashlib.sha256(question.encode()).digest()[0] % 5
+    return {0: "test", 1: "validation"}.get(share, "train")
+
+
 def tasks_of(task: Mapping[str, Any], numbers: Mapping[str, int], split: str, shift: int) -> list[list[Any]]:
-    """`[place, question, answer]` of each task of a split; those of `train` are in no held-out split."""
-    held_out: set[str] = set()
-    if split != "test":
-        others = ("test",) if split == "validation" else ("test", "validation")
-        held_out = {_at(task, FIRST[other] + n)[1]["question"] for other in others for n in range(numbers[other])}
-    found: list[list[Any]] = []
+    """`[place, question, answer]` of each task of a split; those of `validation` and `test` differ from each other.
+
+    Where few questions can be asked, each split has its share of them, and a held-out one fewer tasks than asked for.
+    Levels take turns.
+    """
+    levels = len(task["levels"]) or 1
+    found: list[list[list[Any]]] = [[] for _ in range(levels)]
+    seen: set[str] = set()
+    most = -(-numbers[split] // levels)
     first = FIRST[split] + (shift if split == "train" else 0)
     for place in range(first, first + ROUNDS * numbers[split]):
-        if len(found) == numbers[split]:
-            break
+        own = found[place % levels]
+        if len(own) == most:
+            if all(len(each) == most for each in found):
+                break
+            continue
         entry = _at(task, place)[1]
-        if entry["question"] not in held_out:
-            found.append([place, str(entry["question"]), None if entry["answer"] is None else str(entry["answer"])])
-    if not found:
+        question = str(entry["question"])
+        if split_of(question) == split and (split == "train" or question not in seen):
+            seen.add(question)
+            own.append([place, question, None if entry["answer"] is None else str(entry["answer"])])
+    tasks = [each for turn in zip_longest(*found) for each in turn if each is not None][: numbers[split]]
+    if not tasks:
         raise Unusable(
-            f"every task of reasoning-gym's {task['name']} with these settings is a held-out one too; make it larger."
+            f"reasoning-gym's {task['name']} asks so few questions with these settings that {split} has none of them; "
+            "make them more varied."
         )
-    return found
+    return tasks
 
 
 def score_of(task: Mapping[str, Any], place: int, answer: str | None) -> float:

@@ -61,6 +61,16 @@ def test_splits_share_no_task_and_those_of_test_are_everybodys():
     assert ReasoningGym.held_out == {"split": "test"}
 
 
+def test_few_questions_are_shared_out_and_none_is_held_out_twice():
+    # Some 200 sums: held-out tasks that came first took nine of ten of them, and training saw the others all the time.
+    made = {
+        split: [question for _, question, _ in ReasoningGym("chain_sum", level=0, size=2000, split=split).tasks]
+        for split in ("train", "validation", "test")
+    }
+    assert len(made["train"]) == 2000 and len(set(made["train"])) > 100
+    assert all(20 < len(set(made[split])) == len(made[split]) < 60 for split in ("validation", "test"))
+
+
 def test_levels_are_mixed_in_equal_shares():
     env = ReasoningGym("chain_sum", level=[0, 3], size=20, held_out_size=4)
     lengths = [question.count("+") + question.count(" - ") for _, question, _ in env.tasks]
@@ -144,7 +154,11 @@ def test_where_the_answer_of_a_text_stands(text, answer):
         ("leg_counting", {"size": 0}, "size is 0"),
         ("leg_counting", {"split": "dev"}, "choose one of train, validation, test"),
         ("leg_counting", {"sizes": 2}, "did you mean 'size'"),
-        ("chain_sum", {"config": ONE_DIGIT, "held_out_size": 4000}, "held-out one too"),
+        (
+            "count_bits",
+            {"config": {"min_n": 1, "max_n": 1}},
+            "train has none",
+        ),
     ],
 )
 def test_bad_settings_are_one_sentence(name, settings, words):
