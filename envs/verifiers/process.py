@@ -29,6 +29,7 @@ from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode
 KNOWN = "0.4"
 """Version of the package whose interface the worker speaks"""
 PIP = f"pip install 'verifiers=={KNOWN}.*'"
+MAKE_ONE = f"make an interpreter with it (python3 -m venv vf && vf/bin/{PIP}) and give --env_python vf/bin/python"
 START_S = 120.0
 """for the package to be imported"""
 LOAD_S = 600.0
@@ -45,11 +46,11 @@ _KEPT_BYTES = 16384
 _WORKER = Path(__file__).with_name("worker.py")
 
 
-def no_package(python: str) -> EnvError:
-    return EnvError(
-        f"env_python {python} has no package verifiers; run: {python} -m {PIP}, or name the interpreter that has it "
-        "by --env_python"
-    )
+def remedy(python: str) -> str:
+    """How to have the package. Ours is not told to install it: its pins would replace what we need, such as openai."""
+    if python == os.path.abspath(sys.executable):
+        return f"{MAKE_ONE}, or name the one that has it"
+    return f"run: {python} -m {PIP}, or name the interpreter that has it by --env_python"
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,9 @@ class Life:
             if version is not None:
                 if str(version).startswith(f"{KNOWN}."):
                     continue
-                why = f"has verifiers {shortened(str(version), 40)}; expected {KNOWN}.x, so run: {self.python} -m {PIP}"
+                why = f"has verifiers {shortened(str(version), 40)}, expected {KNOWN}.x; {remedy(self.python)}"
             elif said.get("missing"):
-                self.end("has no package")
-                raise no_package(self.python)
+                why = f"has no package verifiers; {remedy(self.python)}"
             elif "error" in said:
                 why = f"cannot import verifiers: {clean_text(str(said['error']))[:600]}"
             else:
@@ -295,10 +295,7 @@ def interpreter(python: str | None) -> Interpreter:
     """The process of an interpreter; None: of this one. Raises EnvError if there is no such interpreter."""
     found = sys.executable if python is None else shutil.which(os.path.expanduser(python))
     if found is None:
-        raise EnvError(
-            f"env_python {python} is no program that can be run; make an interpreter with the package: "
-            f"python3 -m venv vf && vf/bin/{PIP}, and give --env_python vf/bin/python"
-        )
+        raise EnvError(f"env_python {python} is no program that can be run; {MAKE_ONE}")
     # Not resolved: a link in a virtual environment is another interpreter than its target.
     place = os.path.abspath(found)
     if place not in _INTERPRETERS:

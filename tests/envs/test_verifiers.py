@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -207,7 +208,7 @@ def test_a_harness_that_runs_code_wants_its_place_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "is no program that can be run; make an interpreter with the package"),
+        (None, "is no program that can be run; make an interpreter with it"),
         (f'exec {sys.executable} -I -S "$2"', "has no package verifiers; run: .*pip install 'verifiers==0.4"),
         ("exit 4", "did not answer as an interpreter of Python: ended with code 4"),
         ("echo hello; sleep 2", "did not answer as an interpreter of Python: wrote a line that is no JSON object"),
@@ -221,9 +222,17 @@ def test_an_interpreter_that_is_none(tmp_path, text, words):
         make_env("verifiers:standin", env_python=python)
 
 
+def test_this_interpreter_is_not_told_to_install_what_would_replace_its_packages():
+    if importlib.util.find_spec("verifiers") is not None:
+        pytest.skip("verifiers is installed here")
+    with pytest.raises(EnvError, match=r"has no package verifiers; make an interpreter with it .*venv vf") as told:
+        make_env("verifiers:standin")
+    assert f"{sys.executable} -m pip" not in str(told.value)
+
+
 def test_another_version_and_one_that_cannot_be_imported(tmp_path):
     for version, init, words in (
-        ("0.3.9", "", "has verifiers 0.3.9; expected 0.4.x, so run: .* -m pip install 'verifiers==0.4"),
+        ("0.3.9", "", "has verifiers 0.3.9, expected 0.4.x; run: .* -m pip install 'verifiers==0.4"),
         (VERSION, "import no_such_module_at_all", "cannot import verifiers: ModuleNotFoundError: .*no_such_module"),
     ):
         folder = tmp_path / version
