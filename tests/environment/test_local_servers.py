@@ -59,6 +59,22 @@ def served(request):
     server.close()
 
 
+@pytest.fixture(scope="module")
+def standing():
+    """One server for all requests that it refuses or answers at once, and leave nothing behind: a server's end takes
+    .2 s."""
+    models = Asked()
+    server = ChatServer(models, limits=Limits(calls=8, body_s=0.5, connections=12))
+    yield models, f"{server.url}/v1"
+    server.close()
+
+
+@pytest.fixture
+def refusing(standing):
+    standing[0].calls.clear()
+    return standing
+
+
 def soon(what):
     deadline = time.monotonic() + 90
     while not what():
@@ -92,8 +108,8 @@ def soon(what):
         ({"origin": "http://127.0.0.1:3000"}, 200),
     ],
 )
-def test_only_programs_of_this_machine_are_answered(served, headers, status):
-    _, _, url = served
+def test_only_programs_of_this_machine_are_answered(refusing, headers, status):
+    _, url = refusing
     given = {"content-type": "application/json", **headers}
     reply = httpx.post(f"{url}/chat/completions", content=json.dumps(CHAT), headers=given, timeout=60)
     assert reply.status_code == status and (status == 200 or reply.json()["error"]["message"])
@@ -173,7 +189,7 @@ def test_a_client_that_asks_again_means_the_same_call(served, path):
 def test_equal_calls_that_both_wait_are_two_and_a_key_names_one(served, path):
     models, _, url = served
     models.answering = False
-    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=url, headers=VERSION, timeout=20) as client:
+    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=url, headers=VERSION, timeout=300) as client:
         own = [pool.submit(client.post, path, json=BODIES[path]) for _ in range(2)]
         soon(lambda: len(models.calls) == 2)
         key = {"idempotency-key": "one"}
@@ -195,7 +211,7 @@ def test_a_client_that_leaves_amid_a_stream_and_asks_again_means_the_same_call(s
     begin = models.begin
     models.begin = lambda key, call, said: pieces.append(said) or begin(key, call, said)
     asked = {"url": path, "json": {**BODIES[path], "stream": True}}
-    with httpx.Client(base_url=url, headers=VERSION, timeout=20) as client:
+    with httpx.Client(base_url=url, headers=VERSION, timeout=300) as client:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: soon(lambda: pieces) or pieces[0]("late "))
             with client.stream("POST", **asked) as streamed:
@@ -208,7 +224,7 @@ def test_a_client_that_leaves_amid_a_stream_and_asks_again_means_the_same_call(s
 def test_of_several_answers_one_that_fails_ends_the_others(served, caplog):
     models, server, url = served
     models.answering = False
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url, timeout=20) as client:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url, timeout=300) as client:
         asked = pool.submit(client.post, "chat/completions", json={**CHAT, "n": 4})
         soon(lambda: len(models.futures) == 4)
         assert models.futures[3].set_running_or_notify_cancel()  # the engine has it, so it cannot be cancelled
@@ -281,7 +297,7 @@ def test_broken_requests_are_refused_and_leave_nothing_behind(parser, learns, mo
 def test_connections_that_do_nothing_make_room(served):
     _, server, url = served
     held = [connected(server) for _ in range(40)]
-    assert httpx.get(f"{url}/models", timeout=20).status_code == 200
+    assert httpx.get(f"{url}/models", timeout=300).status_code == 200
     for each in held:
         each.close()
 
@@ -347,8 +363,8 @@ def test_a_head_that_does_not_come_ends_the_connection(monkeypatch):
     ],
     ids=lambda more: str(more)[:60],
 )
-def test_what_cannot_be_honoured_is_refused_with_a_sentence(served, more):
-    models, _, url = served
+def test_what_cannot_be_honoured_is_refused_with_a_sentence(refusing, more):
+    models, url = refusing
     reply = httpx.post(f"{url}/chat/completions", json={**CHAT, **more}, timeout=60)
     assert reply.status_code == 400 and reply.json()["error"]["message"] and not models.calls
 
@@ -382,8 +398,8 @@ def test_what_cannot_be_honoured_is_refused_with_a_sentence(served, more):
     ],
     ids=lambda more: str(more)[:60],
 )
-def test_responses_refuse_what_they_cannot_honour(served, more):
-    models, _, url = served
+def test_responses_refuse_what_they_cannot_honour(refusing, more):
+    models, url = refusing
     reply = httpx.post(f"{url}/responses", json={"model": "a", "input": "x", **more}, timeout=60)
     assert reply.status_code == 400 and reply.json()["error"]["message"] and not models.calls
 
@@ -403,8 +419,8 @@ def test_responses_refuse_what_they_cannot_honour(served, more):
     ids=lambda body: str(body[:20]),
 )
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "messages/count_tokens", "reward"])
-def test_bytes_that_are_no_request_are_refused(served, body, path):
-    _, _, url = served
+def test_bytes_that_are_no_request_are_refused(refusing, body, path):
+    _, url = refusing
     reply = httpx.post(f"{url}/{path}", content=body, headers={"content-type": "application/json"}, timeout=60)
     assert reply.status_code == 400 and reply.json()["error"]["message"]
 
@@ -553,7 +569,7 @@ def test_many_at_once_are_bounded(served):
     models, server, url = served
     models.answering = False
     with ThreadPoolExecutor(9) as pool:
-        asked = [pool.submit(httpx.post, f"{url}/chat/completions", json=CHAT, timeout=20) for _ in range(9)]
+        asked = [pool.submit(httpx.post, f"{url}/chat/completions", json=CHAT, timeout=300) for _ in range(9)]
         soon(lambda: len(models.calls) == 8 and any(each.done() for each in asked))
         for future in models.futures:
             future.set_result(ChatReply("x"))

@@ -63,10 +63,25 @@ class Scripted:
 def served(request):
     models = Scripted(learns=getattr(request, "param", False))
     server = ChatServer(models, limits=Limits(body_s=0.5))
-    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=300) as client:
         models.server = server
         yield models, client
     server.close()
+
+
+@pytest.fixture(scope="module")
+def standing():
+    """One server for all requests that it refuses: a server's end takes .2 s."""
+    models = Scripted()
+    server = ChatServer(models, limits=Limits(body_s=0.5))
+    yield models, server.url
+    server.close()
+
+
+@pytest.fixture
+def refusing(standing):
+    standing[0].calls.clear()
+    return standing
 
 
 def ask(client, **more):
@@ -296,10 +311,10 @@ LONG = int("9" * 400)
     ],
     ids=lambda more: str(more)[:60],
 )
-def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
-    models, client = served
+def test_what_cannot_be_honoured_is_refused_in_its_own_form(refusing, more):
+    models, url = refusing
     body = {"model": "a", "max_tokens": 9, "messages": ASK, **more}
-    reply = httpx.post(f"{client.base_url}/v1/messages", json=body, headers=VERSION, timeout=60)
+    reply = httpx.post(f"{url}/v1/messages", json=body, headers=VERSION, timeout=60)
     told = reply.json()
     assert reply.status_code == 400 and not models.calls
     assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error" and told["error"]["message"]
@@ -314,9 +329,9 @@ def test_what_cannot_be_honoured_is_refused_in_its_own_form(served, more):
     ],
     ids=["deep", "nan", "huge"],
 )
-def test_bytes_that_are_no_request_get_the_same_form(served, content, status, kind):
-    _, client = served
-    reply = httpx.post(f"{client.base_url}/v1/messages", content=content, headers=VERSION, timeout=60)
+def test_bytes_that_are_no_request_get_the_same_form(refusing, content, status, kind):
+    _, url = refusing
+    reply = httpx.post(f"{url}/v1/messages", content=content, headers=VERSION, timeout=60)
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
 
 
