@@ -8,7 +8,7 @@ import time
 
 
 def connected(server):
-    return socket.create_connection((server.host, server.port), timeout=20)
+    return socket.create_connection((server.host, server.port), timeout=300)
 
 
 def head(path, *lines):

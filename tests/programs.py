@@ -13,7 +13,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 def client(base_url):
-    return OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=20)
+    return OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=300)
 
 
 def ask(llm, agent, text, **more):
@@ -21,7 +21,7 @@ def ask(llm, agent, text, **more):
     return reply.choices[0].message.content
 
 
-SHARED = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0, timeout=20)
+SHARED = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0, timeout=300)
 
 
 def two_calls(task, base_url):

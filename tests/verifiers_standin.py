@@ -148,7 +148,7 @@ class Agents:
 def ask(url, agent, text, trace):
     body = json.dumps({"model": agent, "messages": [{"role": "user", "content": text}]}).encode()
     headers = {"Content-Type": "application/json", "X-Session-ID": trace}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=30) as reply:
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/chat/completions", body, headers), timeout=300) as reply:
         return json.load(reply)["choices"][0]["message"]["content"]
 
 

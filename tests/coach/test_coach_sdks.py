@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 
@@ -41,12 +42,13 @@ def coach_of(request):
     """Makes coaches that wait milliseconds where a real one waits seconds, and closes them."""
     made: list[RemoteCoach] = []
 
-    def make(provider: str, judge: Judge, *, threshold: int = 8, **settings) -> RemoteCoach:
-        wanted = {"coach_timeout": 5.0, "coach_deadline": 3.0, "coach_cache": None, **settings}
+    def make(provider: str, judge: Judge, *, threshold: int = 8, tries_s: float | None = None, **settings):
+        """`tries_s`: how long a call is tried again, if not for as long as the coach may be down."""
+        wanted = {"coach_timeout": 60.0, "coach_deadline": 60.0, "coach_cache": None, **settings}
         config = CoachConfig(coach=f"{provider}:judge-1", coach_base_url=judge.url(provider), **wanted)
         coach = make_coach(config, "chain")
         assert isinstance(coach, RemoteCoach)
-        coach._retry = Retry(config.coach_deadline, first_s=0.01, ceiling_s=0.05, honour_s=0.4)
+        coach._retry = Retry(tries_s or config.coach_deadline, first_s=0.01, ceiling_s=0.05, honour_s=0.4)
         coach._breaker = Breaker(config.coach_deadline, threshold=threshold, cool_s=0.05, coolest_s=0.1)
         made.append(coach)
         return coach
@@ -87,6 +89,7 @@ def test_verdicts_are_reported_as_they_arrive(coach_of):
     assert done[0] == 0 and len(set(done)) > 2 and done == sorted(done) and set(shown[-1][::2]) == {"judging", 6}
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("provider", SPECS)
 @pytest.mark.parametrize(
     "bad",
@@ -156,7 +159,7 @@ def test_a_storm_of_server_errors_passes_or_pauses_the_run(provider, coach_of):
     with Judge(lambda seen, n: storm if n < 20 else verdict(5)) as judge:
         assert coach_of(provider, judge).judge(cases(6)) == [Scored(5.0, "Sound.")] * 6
     with Judge(lambda seen, n: storm) as judge:
-        coach = coach_of(provider, judge, coach_deadline=0.5, threshold=4)
+        coach = coach_of(provider, judge, coach_deadline=0.5, tries_s=300, threshold=4)
         with pytest.raises(CoachDownError, match=r"is down: it has failed .* 500"):
             coach.judge(cases(6))
         # The circuit was open: there were probes, not storms of our own.
@@ -260,11 +263,13 @@ def test_a_judge_that_refuses_everything_pauses_the_run(coach_of):
 
 
 def test_nobody_there_pauses_the_run(coach_of):
-    with Judge(lambda seen, n: verdict()) as judge:
-        pass  # it is gone again
-    coach = coach_of("openai", judge, coach_deadline=0.4, threshold=3)
-    with pytest.raises(CoachDownError, match="no connection"):
-        coach.judge(cases(5))
+    judge = Judge(lambda seen, n: verdict())
+    judge.server.server_close()
+    with socket.socket() as silent:  # keeps the port from others, and does not listen
+        silent.bind(judge.server.server_address)
+        coach = coach_of("openai", judge, coach_deadline=0.4, tries_s=300, threshold=3)
+        with pytest.raises(CoachDownError, match="no connection"):
+            coach.judge(cases(5))
 
 
 def test_calls_run_side_by_side_up_to_the_limit(coach_of):

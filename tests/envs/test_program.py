@@ -189,7 +189,7 @@ def test_a_command_that_is_given_up_ends_while_its_output_is_read():
         with ThreadPoolExecutor(1) as threads:
             read = threads.submit(process.communicate)
             kill(process)
-            assert read.result(timeout=10) == (b"", b"")
+            assert read.result(timeout=300) == (b"", b"")
         assert process.returncode == -signal.SIGKILL
 
 
@@ -279,7 +279,7 @@ def test_the_server_refuses_what_is_no_request():
         assert http.post(f"{base}/chat/completions", content=b"x" * (9 * 2**20)).status_code == 413
         # Told at once, and not when the body has not come in time.
         address = urlsplit(base)
-        with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
+        with socket.create_connection((address.hostname, address.port), timeout=300) as raw:
             head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
             raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n{{".encode())
             assert b" 413 " in raw.recv(100)
@@ -410,7 +410,7 @@ def killed(folder: Path, name: str) -> None:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=300)
 
 
 @pytest.mark.slow
@@ -443,14 +443,14 @@ def test_failing_episodes_are_counted(tmp_path):
 # ---------------------------------------------------------------------------------------------- programs that misbehave
 
 
-def commanded(tmp_path, text, tasks=None, timeout_s=20):
+def commanded(tmp_path, text, tasks=None, timeout_s=300):
     """The outcome of one episode of a command without a call to an agent, as the environment sees its end."""
     script = tmp_path / "program.py"
     script.write_text(text)
     start = command_runner(f"{sys.executable} {script}", timeout_s)
     episode = ProgramEpisode("key", ("solver",))
     start(episode, tasks or {"q": 1}, "http://127.0.0.1:9/v1")
-    return episode.events.get(timeout=60)
+    return episode.events.get(timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -494,13 +494,14 @@ def test_no_child_outlives_its_episode(tmp_path, how, given_up):
         "ignores signals": "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 15)]; os.setsid()",
         "twenty": "[os.fork() for _ in range(4)]",
     }[how]
-    wait = "time.sleep(60)" if given_up else "time.sleep(0.5); print(0.5)"
+    noted = f"while not (os.path.exists({str(mark)!r}) and os.path.getsize({str(mark)!r})): time.sleep(0.01)"
+    wait = "time.sleep(60)" if given_up else f"{noted}\nprint(0.5)"
     text = (
         "import os, signal, time\nif not os.fork():\n"
         + "".join(f" {line}\n" for line in child.splitlines())
         + f" open({str(mark)!r}, 'a').write(f'{{os.getpid()}}\\n')\n time.sleep(60); os._exit(0)\n{wait}"
     )
-    ended = commanded(tmp_path, text, timeout_s=1.5 if given_up else 20)
+    ended = commanded(tmp_path, text, timeout_s=1.5 if given_up else 300)
     assert (ended.error is None) != given_up
     pids = [int(pid) for pid in mark.read_text().split()]
     assert pids and not [pid for pid in pids if alive(pid)]
@@ -517,4 +518,4 @@ def test_a_command_that_is_not_there_is_named():
     start = command_runner("no-such-command-here", 5)
     episode = ProgramEpisode("key", ("solver",))
     start(episode, {}, "http://127.0.0.1:9/v1")
-    assert "no-such-command-here" in episode.events.get(timeout=30).error
+    assert "no-such-command-here" in episode.events.get(timeout=300).error

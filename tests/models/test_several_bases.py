@@ -334,7 +334,7 @@ def test_a_served_team_streams_in_each_agents_own_tokens():
     answers.ready(TrainedTeam(team, base, queue, sampling, voices_of(base, team, 128), "auto"), None)
     server = ChatServer(answers)
     ask = {"messages": [{"role": "user", "content": "12"}], "seed": 3}
-    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
         for name in team.names:
             whole = client.chat.completions.create(model=name, **ask).choices[0].message.content
             chunks = client.chat.completions.create(model=name, stream=True, **ask)

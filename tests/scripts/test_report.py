@@ -245,7 +245,7 @@ def test_live_follows_a_run_on_loopback(tmp_path):
 
             def get(path="", host=None):
                 request = urllib.request.Request(address + path, headers={"Host": host} if host else {})
-                with urllib.request.urlopen(request, timeout=20) as reply:
+                with urllib.request.urlopen(request, timeout=300) as reply:
                     return reply.read()
 
             first = get("version")

@@ -88,7 +88,7 @@ def served():
     """A server of a tiny team, its team, and a client."""
     answers, team = TeamAnswers(), trained_team()
     server = ChatServer(answers)
-    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
         with pytest.raises(APIStatusError) as error:
             client.chat.completions.create(model="actor", messages=ASK)
         assert error.value.status_code == 503
@@ -111,7 +111,7 @@ def test_one_model_can_be_asked_for_by_its_name(served):
     with pytest.raises(NotFoundError, match="reasoner, actor, team"):
         client.models.retrieve("nobody")
     for base_url in (server.url, f"{server.url}/v1"):
-        with Anthropic(base_url=base_url, api_key="x", max_retries=0, timeout=30) as other:
+        with Anthropic(base_url=base_url, api_key="x", max_retries=0, timeout=300) as other:
             assert other.models.retrieve("actor").id == "actor"
             assert [model.id for model in other.models.list()] == ["reasoner", "actor", "team"]
 
@@ -213,7 +213,7 @@ def test_an_engine_that_answers_whole_streams_one_piece():
     answers = TeamAnswers()
     answers.ready(team, None)
     server = ChatServer(answers)
-    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=300) as client:
         chunks = client.chat.completions.create(model="actor", messages=ASK, stream=True)
         assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "all at once", None]
     server.close()
@@ -240,11 +240,11 @@ def test_a_request_enters_a_running_batch_and_a_bad_one_fails_alone():
     second = queue.submit(Request([7, 8], None, SamplingParams(4), 0))
     bad = queue.submit(Request([], None, SamplingParams(4), 0))
     engine.gate.release(18)
-    assert len(second.result(timeout=10).ids) == 4 and not first.done() and engine.widest == 2
+    assert len(second.result(timeout=300).ids) == 4 and not first.done() and engine.widest == 2
     with pytest.raises(ConfigError, match="empty prompt"):
-        bad.result(timeout=10)
+        bad.result(timeout=300)
     engine.gate.release(100)
-    assert len(first.result(timeout=10).ids) == 60
+    assert len(first.result(timeout=300).ids) == 60
     queue.close()
 
 
