@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 #
-#   bash scripts/test.sh               all that say something about the code at hand, of slow tests some cases
+#   bash scripts/test.sh               all that say something about the code at hand, of long tests some cases
 #   bash scripts/test.sh --fast        without those of which a case takes more than a second
 #   bash scripts/test.sh --all         also whole chains of commands and other projects' engines, as CI does (mark `ci`)
 #   bash scripts/test.sh --everything  every case of every test, as each night and before a release (mark `nightly`)
@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
 case "${1:-}" in
 "") chosen="not ci and not nightly" cases=(--few-cases) ;;
---fast) chosen="not slow and not ci and not nightly" cases=() ;;
+--fast) chosen="not slow and not ci and not nightly" cases=(--few-cases) ;;
 --all) chosen="not nightly" cases=(--few-cases) ;;
 --everything) chosen="" cases=() ;;
 *) exec .venv/bin/python -m pytest "$@" ;;

@@ -399,6 +399,7 @@ HOLDERS = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(60)
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("markup", MARKUP)
 def test_markup_in_a_value_belongs_to_it(holder, markup):

@@ -315,6 +315,7 @@ def test_noise_is_told_from_features(target):
     assert sum(told(f"X, y = r.normal(size=(300, 8)), {target}", seed) for seed in range(30)) <= 3
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("name", FORGES)
 @pytest.mark.parametrize("place", ["model.pkl", "X_test.pkl"])
 def test_a_forged_pickle(tables, honest, name, place):

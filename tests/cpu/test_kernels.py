@@ -369,6 +369,7 @@ def attended(qkv, angles, norms, shape, far, own, window):
     return torch.stack(out)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "heads, kv_heads, dim, cap, window, normed",

@@ -330,6 +330,7 @@ def test_held_out_problems_are_others():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize(
     "checks",
     [

@@ -117,6 +117,7 @@ def played(env: Session, text: str) -> tuple[float | None, set[str], str]:
     raise AssertionError("the episode never ended")
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("workflow", SIZES)
 def test_every_workflow_with_every_source_and_size(workflow, source, tmp_path):

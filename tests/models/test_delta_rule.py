@@ -81,6 +81,7 @@ def test_a_chunk_more_is_three_launches_forward_and_few_backward(last: bool) -> 
     assert more - forward <= 6 * 3 and back - backward <= 6 * 18, (forward, backward, more, back)
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [1, 2, 33, 64, 65, 130])
 @pytest.mark.parametrize("state", [True, False])

@@ -49,6 +49,7 @@ def scores_and_grads(base, index, train, checkpointing, steps=2):
     return done, {n: [p.grad for p in base.adapter_parameters(n)] for n in base.adapters}
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
     ("ranks", "index", "train"),

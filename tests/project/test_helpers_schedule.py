@@ -73,15 +73,34 @@ def test_the_longest_files_come_first_among_the_fast_tests_and_among_the_slow_on
     assert [one.name for one in alone][:3] == ["short", "fast of a long file", "longest of the fast"]
 
 
-def test_of_slow_tests_some_cases_run_the_first_and_the_last_among_them():
-    marks = {"few": {"slow": True}, "fast": {}, "all": {"slow": True, "cases": SimpleNamespace(args=())}}
-    marks["three"] = {"slow": True, "cases": SimpleNamespace(args=(3,))}
-    listed = [Listed(nodeid=f"a.py::{name}[{n}]", marks=marks[name]) for name in marks for n in range(5)]
-    left_out: list[Listed] = []
+def chosen(marks: dict[str, object], count: int) -> list[int]:
+    """Numbers of the cases that run with --few-cases."""
+    listed = [Listed(nodeid=f"a.py::test[{n}]", marks=marks) for n in range(count)]
+    whole, left_out = list(listed), list[Listed]()
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
     config = SimpleNamespace(getoption=lambda name: name == "few_cases", hook=hook)
-    whole = list(listed)
     pytest_collection_modifyitems(config, listed)  # type: ignore[arg-type]
-    ran = {name: [n for n in range(5) if f"a.py::{name}[{n}]" in {each.nodeid for each in listed}] for name in marks}
-    assert ran == {"few": [0, 4], "three": [0, 2, 4], "fast": [0, 1, 2, 3, 4], "all": [0, 1, 2, 3, 4]}
-    assert len(left_out) + len(listed) == len(whole)
+    assert len(left_out) + len(listed) == count
+    return [n for n, case in enumerate(whole) if case in listed]
+
+
+def test_some_cases_run_of_slow_tests_and_of_those_that_say_how_many():
+    def cases(*given):
+        return SimpleNamespace(args=given)
+
+    assert (
+        chosen({"slow": True}, 5) == [0, 4] and chosen({"slow": True}, 1) == [0] and chosen({"slow": True}, 2) == [0, 1]
+    )
+    assert chosen({}, 5) == chosen({"slow": True, "cases": cases()}, 5) == [0, 1, 2, 3, 4]
+    for count in range(1, 40):
+        for number in range(1, count + 3):
+            ran = chosen({"cases": cases(number)}, count)
+            assert len(ran) == min(number, count) and 0 in ran
+            assert ran == chosen({"slow": True, "cases": cases(number)}, count)
+
+
+def test_the_chosen_cases_of_a_product_hold_every_value_of_each_list():
+    ran = chosen({"cases": SimpleNamespace(args=(18,))}, 36)  # 18 checks by 2 programs
+    assert {n % 18 for n in ran} == set(range(18)) and [n // 18 for n in ran].count(0) == 9
+    ran = chosen({"cases": SimpleNamespace(args=(12,))}, 240)  # 12 values by 20
+    assert {n % 12 for n in ran} == set(range(12)) and len({n // 12 for n in ran}) >= 10

@@ -66,6 +66,7 @@ def test_the_next_program_runs(sandbox, name):
     assert place.run(NEXT).status == "ok" and place.run(NEXT).status == "ok"
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("name", MESSES)
 def test_the_python_tool_goes_on(name):
     toolbox = make_toolbox(["python", "files"])
@@ -76,6 +77,7 @@ def test_the_python_tool_goes_on(name):
     assert made.answer.strip().isdigit()
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("name", MESSES)
 def test_a_bench_looks_at_it_and_goes_on(name):
     bench = Bench()

@@ -105,6 +105,7 @@ def test_one_failure_is_survived_and_counted(server, client, failure):
     assert (client.counts.executions, client.counts.repeated) == (1, 1)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("code", ["print(6 * 7)", "1 / 0"])
 def test_two_failures_are_no_wrong_answer(server, client, failure, code):

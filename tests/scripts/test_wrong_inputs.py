@@ -558,6 +558,7 @@ def here(place, monkeypatch):
     return place
 
 
+@pytest.mark.cases(140)
 @pytest.mark.parametrize("words, text", lines(TABLE))
 def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, words, text):
     for module in ("cli.train", "cli.offline", "evaluate", "serving.trained_team"):
