@@ -115,7 +115,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """Two servers on their way up, so that they load while something else is tested."""
+    """Two servers on their way up."""
     folder, ports = tmp_path_factory.mktemp("servers"), [free_port(), free_port()]
     process = start_servers(ports, folder)
     yield process, ports, folder
@@ -148,7 +148,7 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def engine(base, started):
+def engine(base):
     made = VllmEngine(base, EngineConfig(engine="vllm"), window=1024)
     yield made
     made.close()
@@ -276,11 +276,13 @@ def served(servers):
     made.close()
 
 
+@pytest.mark.nightly
 def test_servers_say_what_the_local_engine_says_before_and_after_an_update(served):
     base, engine = served
     same_greedy_before_and_after_an_update(base, engine)
 
 
+@pytest.mark.nightly
 def test_servers_give_the_logprobs_of_the_distribution_sampled_from(served):
     base, engine = served
     for how in (WARM, CUT):
@@ -296,6 +298,7 @@ def test_more_prompts_than_fit_into_a_step_of_a_server(served):
         assert worst_gap(base, asked, engine.generate(asked)) <= NATS
 
 
+@pytest.mark.nightly
 def test_every_server_passes_the_self_check(served):
     base, engine = served
     for url in engine.servers:
@@ -304,6 +307,7 @@ def test_every_server_passes_the_self_check(served):
     engine.keep_probes()
 
 
+@pytest.mark.nightly
 def test_no_update_is_ever_answered_from_before_by_a_server(served):
     base, engine = served
     long = [*(prompts(base)[0] * 20)][:400]

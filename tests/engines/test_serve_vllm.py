@@ -81,6 +81,7 @@ def stopped(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_serve_team_on_vllm_answers_as_the_local_engine(run, exported):
     words = [sys.executable, "-m", "mafrt.scripts.serve_team", str(run), "--engine", "vllm", "--port", "0"]
     server = subprocess.Popen(

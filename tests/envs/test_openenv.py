@@ -357,7 +357,7 @@ def served(interpreter):
         process.wait()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_real_server_plays_words_numbers_turns_and_tools(served):
     env = make_env(f"openenv:{served('guess')[1]}")

@@ -10,7 +10,7 @@ import torch
 
 from mafrt.scripts import train_math
 
-pytestmark = pytest.mark.takes(slow=50)
+pytestmark = pytest.mark.takes(slow=5)
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart_math.yaml"
 SHORT = ["--config", str(CONFIG), "--eval_episodes", "48", "--eval_samples", "1"]
@@ -25,6 +25,7 @@ def run(folder: Path, *flags: str) -> dict:
     return summary
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_team_gets_better_within_seven_iterations(tmp_path):
     summary = run(tmp_path / "run", "--iterations", "7", "--seed", "2")

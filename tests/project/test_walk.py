@@ -216,7 +216,7 @@ def checkout(tmp_path):
     return target
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_first_time_walk(checkout, tmp_path, capsys, monkeypatch):
     for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
