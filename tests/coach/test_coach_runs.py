@@ -111,7 +111,9 @@ def test_rules_teach_each_agent_its_own_part(tmp_path):
     make(Judged(), run_dir=run, coach="rules", iterations=14, n_rollout_threads=32, lr=5e-2, outcome_weight=0.0).run()
     found = lines(run)
     for name in ("first", "second"):
-        assert found[-1][f"coach_score/{name}"] > found[0][f"coach_score/{name}"] + 1.0
+        assert (
+            found[-1][f"coach_score/{name}"] > found[0][f"coach_score/{name}"] + 0.5
+        )  # .66 to 1.5 in two seeds; without learning -.5 to .2
     assert found[0]["coach_unscored_share"] == found[0]["turns_unjudged"] == found[0]["coach_skipped_updates"] == 0
     assert "coach_correlation/first" in found[0] and "seconds_coach" in lines(run, "timings")[0]
     turn = lines(run, "episodes")[0]["turns"][0]
