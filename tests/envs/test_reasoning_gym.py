@@ -109,12 +109,21 @@ def test_arithmetic_is_evaluated():
         _worker.names_of_sympy("import os")
 
 
+@pytest.mark.nightly  # five seconds of a core
 @pytest.mark.slow
-def test_answers_that_try_to_act_or_take_for_ever_are_wrong_and_harm_nobody(tmp_path):
+def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_is_scored():
+    env = mafrt.make_env("reasoning_gym:countdown", **SMALL)
+    assert scored(env, 0, "<answer>9**9**9**9</answer>") < 0.5
+    _, info = env.reset(seed=0, options={"task": 1})
+    assert scored(env, 1, f"<answer>{info['answer']}</answer>") == 1.0
+
+
+@pytest.mark.slow
+def test_answers_that_try_to_act_are_wrong_and_harm_nobody(tmp_path):
     env = mafrt.make_env("reasoning_gym:n_queens", **SMALL)
     assert scored(env, 0, f"<answer>[open('{tmp_path}/x', 'w')]</answer>") < 0.5
     countdown = mafrt.make_env("reasoning_gym:countdown", **SMALL)
-    for answer in (f"open('{tmp_path}/x', 'w')", "9**9**9**9", "1" * 9000, "(" * 900, "\ud800", "x" * 10**6):
+    for answer in (f"open('{tmp_path}/x', 'w')", "1" * 9000, "(" * 900, "\ud800", "x" * 10**6):
         assert scored(countdown, 0, f"<answer>{answer}</answer>") < 0.5
     assert not list(tmp_path.iterdir())
     _, info = env.reset(seed=0, options={"task": 1})
