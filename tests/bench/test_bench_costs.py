@@ -26,6 +26,7 @@ def test_they_are_listed():
     assert {"memory", "prefix", "resume", "turns"} <= set(names())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
     found = prefix.run(["--answers", "1", "8", "--prompt", "20", "--answer", "3", *TINY])
@@ -48,6 +49,7 @@ def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
     assert capsys.readouterr().out.count("\n| update |") == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_memory_is_that_of_the_adapters_and_flat_beside_them(capsys):
     shape = ["--rows", "16", "--tokens", "8", "--scored", "1024", "--hidden", "8", "--vocabularies", "64", "30000"]
@@ -179,6 +181,7 @@ class _Deaf(_Beside):
         return LocalEngine(self.base, eos_ids=()).generate([replace(request, adapter=None) for request in requests])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_hand_over_is_timed_apart_and_is_part_of_the_iteration(monkeypatch, capsys):
     monkeypatch.setattr(in_process, "VllmEngine", _Beside)

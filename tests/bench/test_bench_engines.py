@@ -30,6 +30,7 @@ def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**shape)).eval()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [lambda: random_model(SHAPE, 32), llama], ids=["qwen3", "llama"])
 def test_a_gguf_file_read_back_by_transformers_is_the_same_model(tmp_path, model):

@@ -13,6 +13,7 @@ SHORT = [*TINY, "--rounds", "1", "--clock", "cpu", "--tokens", "12", "--adapters
 pytestmark = pytest.mark.usefixtures("same_threads")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_team_on_experts_is_measured(capsys):
     rows = experts.run(SHORT)["rows"]
@@ -23,6 +24,7 @@ def test_a_team_on_experts_is_measured(capsys):
     assert "K=3" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_experts_without_their_adapters_are_not_timed(monkeypatch):
     product = expert_lora._product

@@ -25,6 +25,7 @@ def test_fits_by_hand():
     assert square.slope == pytest.approx(36 / 7) and square.r2 == pytest.approx(0.980, abs=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_tiny_run_draws_its_figure(tmp_path, capsys):
     pytest.importorskip("matplotlib")

@@ -155,6 +155,7 @@ def test_numbered_turns_have_words_of_their_own_and_given_boxes_are_not_scored()
     assert scored.step({"agent0": "x"}).rewards == {"agent0": 0.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # all together
 @pytest.mark.parametrize("name", sorted(PARTS))
 def test_both_sides_differ_in_the_part_and_run(name, monkeypatch):

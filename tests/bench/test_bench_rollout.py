@@ -18,6 +18,7 @@ SMALL = [*TINY, "--adapters", "4", "--rows", "2", "--batch", "4", "--prompt", "1
 pytestmark = pytest.mark.usefixtures("same_threads")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rivals_agree_and_are_timed(dtype, capsys):
@@ -35,6 +36,7 @@ def test_rivals_agree_and_are_timed(dtype, capsys):
     assert "chi-square p" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sampler_of_another_temperature_is_not_timed(monkeypatch):
     generate = LocalEngine.generate

@@ -47,6 +47,7 @@ def test_stages_that_fail_or_would_end_too_late_leave_the_others(tmp_path, capsy
     assert json.loads((tmp_path / "found.json").read_text()) == found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
@@ -104,6 +105,7 @@ def test_a_model_with_recurrent_states_is_counted_on_a_pretended_gpu():
     assert modelled.update_row("qwen3.5-0.8b", 2)["waits"] <= 20
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_was_measured_stays_where_nothing_can_be_modelled(capsys, monkeypatch):
     # A fork in place of an interpreter, which needs no word (-P) on where it looks for modules.

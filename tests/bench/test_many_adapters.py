@@ -9,6 +9,7 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 COUNT = 64
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_one_pass_of_64_adapters_of_mixed_ranks_equals_a_pass_of_each():
     bases = tiny_base(), tiny_base()

@@ -8,6 +8,7 @@ from bench._shapes import SHAPES, write_random_base
 from mafrt.models.shared_base import SharedBase
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_shape_is_a_base_with_the_layers_that_are_asked_for(tmp_path):
     base = SharedBase.load(write_random_base("random:qwen3.5-0.8b", 4, tmp_path), device="cpu", dtype="float32")

@@ -37,7 +37,7 @@ from mafrt.envs.math import MathEnv, load_tasks
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.player import Player, Start
 
-pytestmark = [pytest.mark.takes(slow=100), pytest.mark.slow, pytest.mark.ci]
+pytestmark = [pytest.mark.takes(slow=40), pytest.mark.slow, pytest.mark.ci]
 
 SERVERS = Path(__file__).parents[1] / "vllm_servers.py"
 

@@ -532,6 +532,7 @@ def test_who_spoils_what_others_made_is_to_blame(tasks, stages, probes, blamed):
 # Demonstrations for very small models.
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_careless_programs_cost_what_they_are_to_cost(brief):
     """Each careless choice, alone among good ones, leaves the team with less than the good ones get."""

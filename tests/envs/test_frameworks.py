@@ -73,8 +73,8 @@ def played(module: str, *words: str, answers: tuple[str, ...]):
         seen.append(result.observations["solver"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
-@pytest.mark.cases()
 @pytest.mark.parametrize("model", ["openai-chat:solver", "openai-responses:solver", "anthropic:solver"])
 def test_pydantic_ai(model):
     seen, outcome = played("pydantic_ai", model, answers=(CALLED, call("final_result", total=5)))

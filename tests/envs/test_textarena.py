@@ -159,6 +159,7 @@ def test_bad_settings_are_one_sentence(name, settings, words, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_one_policy_trains_against_itself(tmp_path):
     from mafrt.scripts import train

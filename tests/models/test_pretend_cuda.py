@@ -71,6 +71,7 @@ def test_planted_faults_of_each_kind_are_noticed():
 # --------------------------------------------------------------------------------------------------------- a whole run
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -110,8 +111,8 @@ def scores_and_gradients(kind: str, device: str) -> tuple[torch.Tensor, list[tor
     return logprobs.detach().cpu().clone(), [grad.cpu().clone() for grad in grads]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.slow
-@pytest.mark.cases()
 @pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h"])
 def test_a_model_with_experts_computes_there_as_on_a_cpu(kind):
     logprobs, grads = scores_and_gradients(kind, "cpu")

@@ -63,8 +63,8 @@ def few_evaluations(monkeypatch):
     monkeypatch.setattr(TrainConfig, "of", lambda **named: of(**{**named, "eval_episodes": 2, "eval_samples": 1}))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.slow
-@pytest.mark.cases()
 @pytest.mark.parametrize("name", TRAINING)
 def test_an_example_trains(name, few_evaluations, capsys):
     run(name, 1, 4)
@@ -86,6 +86,7 @@ def test_an_evaluation_with_intervals(capsys):
     assert "temperature 0.5" in out and "difference, task by task: " in out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_dpo_from_episodes_and_a_served_team(capsys, tmp_path):
     assert run("dpo_from_episodes", 1, 32) == 0

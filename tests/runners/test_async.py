@@ -62,6 +62,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
     assert weights[0] == pytest.approx(1.0, abs=1e-4) and all(w != pytest.approx(1.0, abs=1e-5) for w in weights[1:])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_learns_as_in_turn(tmp_path):
     # In turn, with the same seed: .106 -> .308 at 5e-2, where stale samples are too far off to learn from.

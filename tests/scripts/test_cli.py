@@ -624,8 +624,8 @@ def test_train_and_evaluate_ones_own_environment(capsys, workdir):
     assert "tasks" in capsys.readouterr().out
 
 
+@pytest.mark.cases(4)
 @pytest.mark.slow
-@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_trains(name, capsys, workdir):
     """Every rule that `mafrt info --algorithms` lists goes through an iteration and moves somebody's adapter."""

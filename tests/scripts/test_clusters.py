@@ -114,6 +114,7 @@ def test_ray_starts_the_cluster_once_and_goes_on_when_started_again(cluster):
     assert started == [["status"], head, ["status"], node]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_nodes_learn_what_two_processes_of_one_node_learn(cluster, monkeypatch):
     python = cluster / "bin" / "python"

@@ -75,6 +75,7 @@ def test_a_run_without_programs_names_no_sandbox(workdir, monkeypatch):
     assert [manifest["sandbox_tier"] for manifest in manifests(workdir / "run")] == [None]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_mathchat_resumes_exactly(workdir):
     words = ["--workflow", "mathchat", "--profile_path", "profiles/mathchat.json", "--coach", "rules", *SHORT]

@@ -177,6 +177,7 @@ def test_the_installer_knows_the_system(tmp_path):
         assert done.returncode == 2 and all(word in done.stderr for word in words), done
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_mac_trains_evaluates_exports_and_shows_what_linux_does(tmp_path):
     training = ["train_math", "--run_dir", "linux", *TOY]

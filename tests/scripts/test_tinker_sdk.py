@@ -102,6 +102,7 @@ def run(sdk, served, *words):
     return made.stdout
 
 
+@pytest.mark.nightly
 def test_the_stock_client(sdk, served):
     said = json.loads(run(sdk, served, "-c", SCRIPT).split("SAID")[1])
     assert said["losses"] == sorted(said["losses"], reverse=True)

@@ -79,6 +79,7 @@ def service(monkeypatch):
     return module
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [2, 4, 5])
 def test_a_run_that_was_killed_shows_each_iteration_once(tmp_path, service, monkeypatch, last):
