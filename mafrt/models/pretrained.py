@@ -90,8 +90,7 @@ def load_pretrained(
         # Transformers leaves some of these in bfloat16, whatever format was asked for.
         for parameter in model.parameters():
             parameter.data = parameter.data.to(model.dtype)
-    if bits:
-        keep_differentiable(model)
+    keep_differentiable(model)
     # bitsandbytes places quantised layers itself and may refuse a later move.
     return model if bits else model.to(device), tokenizer, path
 
