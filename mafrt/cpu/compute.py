@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mafrt.cpu import low_rank, sample
+from mafrt.cpu import delta_rule, low_rank, sample, short_conv
 from mafrt.cpu.adapted_linear import link
 from mafrt.cpu.head import CpuHead
 from mafrt.cpu.lean_decoder import decode_model
@@ -94,6 +94,35 @@ class CpuCompute(Compute):
         if self.kernels(logits.dtype) == "torch" or not sample.serves(logits):
             return super().sample(logits, temperatures, uniforms)
         return sample.sample(logits, temperatures, uniforms)
+
+    def delta_step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        normed: bool,
+        in_place: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if not delta_rule.serves(query, key, value, beta, state):
+            return super().delta_step(query, key, value, g, beta, state, normed)
+        return delta_rule.step(query, key, value, g, beta, state, normed, in_place and state.is_contiguous())
+
+    def delta_chunks(
+        self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, normed: bool
+    ) -> tuple[Tensor, Tensor]:
+        if self.kernels(value.dtype) != "c" or not delta_rule.serves(query, key, value, beta, state):
+            return super().delta_chunks(query, key, value, g, beta, state, normed)
+        return delta_rule.chunks(query, key, value, g, beta, state, normed)
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor | None
+    ) -> Tensor | None:
+        if self.kernels(x.dtype) != "c" or not short_conv.serves(x, weight, bias, activation, state):
+            return None
+        return short_conv.whole(x, weight) if state is None else short_conv.step(x, state, weight)
 
 
 FEWEST = 4

@@ -46,6 +46,23 @@ def norm_backward(x: Tensor, weight: Tensor, r: Tensor, grad: Tensor, plus_one: 
     return out
 
 
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMS norm with the factors w, times silu(gate), and the rows' factors as of `norm`."""
+    x, gate, out = x.contiguous(), gate.contiguous(), _empty(x)
+    r = torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
+    args = x.data_ptr(), gate.data_ptr(), r.numel(), weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
+    _call("learn_gated_norm", *args, x.shape[-1], eps, *_how(x))
+    return out, r
+
+
+def gated_norm_backward(x: Tensor, gate: Tensor, weight: Tensor, r: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of input and gate from that of `gated_norm`'s result."""
+    x, gate, grad, dx, dgate = x.contiguous(), gate.contiguous(), grad.contiguous(), _empty(x), _empty(x)
+    args = x.data_ptr(), gate.data_ptr(), r.numel(), weight.contiguous().data_ptr(), grad.data_ptr()
+    _call("learn_gated_norm_backward", *args, dx.data_ptr(), dgate.data_ptr(), r.data_ptr(), x.shape[-1], *_how(x))
+    return dx, dgate
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`."""
     out, left, right = _empty(gate), _rows(gate), _rows(up)
@@ -152,6 +169,8 @@ _P, _L, _F, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _ARGUMENTS = {
     "learn_norm": (_P, _L, _L, _L, _P, _P, _P, _L, _F, _I, _I, _I),
     "learn_norm_backward": (_P, _L, _L, _L, _P, _P, _L, _L, _P, _P, _L, _I, _I, _I),
+    "learn_gated_norm": (_P, _P, _L, _P, _P, _P, _L, _F, _I, _I),
+    "learn_gated_norm_backward": (_P, _P, _L, _P, _P, _P, _P, _P, _L, _I, _I),
     "learn_swiglu": (_P, _L, _P, _L, _L, _L, _P, _I, _I),
     "learn_swiglu_backward": (_P, _L, _P, _L, _P, _L, _L, _L, _P, _I, _I),
     "learn_rotary": (_P, _L, _L, _L, _L, _L, _P, _P, _P, _I, _I, _I),

@@ -1,4 +1,4 @@
-"""RMS norms of a frozen model, whose backward pass is one operation.
+"""RMS norms of a frozen model, with or without a gate, whose backward pass is one operation.
 
 Autograd goes back through the six operations of such a norm one by one, each a pass over memory, and keeps a float32
 copy of a half-precision input. The derivative needs the input and a row's factor r = 1 / sqrt(mean(x^2) + eps) only:
@@ -23,31 +23,43 @@ from mafrt.models.norm_forms import form_of
 def use_recorded_norms(model: nn.Module) -> int:
     """Give the RMS norms of a frozen model a backward pass of their own; returns how many were found.
 
-    Both forms of transformers without a gate are known, the plain one and Gemma's with 1 + w.
+    Known are the plain one, Gemma's with 1 + w, and one that is multiplied by the SiLU of a gate.
     """
     found = 0
     for module in model.modules():
-        form = None if isinstance(module, _Recorded) else form_of(module)
-        if form is not None and not form.gated:
+        form = None if isinstance(module, (_Plain, _Gated)) else form_of(module)
+        if form is not None:
             # A class of the same name under the module's own: who asks for its class or its weights finds them.
-            own = type(module)
-            module.__class__ = type(own.__name__, (_Recorded, own), {"eps_of": form.eps, "plus_one": form.plus_one})
+            own, ours = type(module), _Gated if form.gated else _Plain
+            module.__class__ = type(own.__name__, (ours, own), {"eps_of": form.eps, "plus_one": form.plus_one})
             found += 1
     return found
 
 
-class _Recorded(nn.Module):
+class _Plain(nn.Module):
     weight: Tensor
     eps_of: float
     plus_one: bool
 
     def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
-        if more or words:  # a gate, where the norm has one
+        if more or words:
             return cast(Tensor, super().forward(x, *more, **words))
         records = torch.is_grad_enabled() and x.requires_grad and not self.weight.requires_grad
         if records and learn_rows.serves(x, self.weight):
             return cast(Tensor, _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one))
         return cast(Tensor, super().forward(x))
+
+
+class _Gated(nn.Module):
+    weight: Tensor
+    eps_of: float
+
+    def forward(self, x: Tensor, gate: Any = None, *more: Any, **words: Any) -> Tensor:
+        known = isinstance(gate, Tensor) and gate.shape == x.shape and not (more or words)
+        if not known or self.weight.requires_grad or not learn_rows.serves(x, gate, self.weight):
+            return cast(Tensor, super().forward(x, gate, *more, **words))
+        # A pass that records nothing, too: in decoding its seven operations are a tenth of such a layer.
+        return cast(Tensor, _GatedNorm.apply(x, gate, self.weight, self.eps_of))
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -62,3 +74,16 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, r = ctx.saved_tensors
         return learn_rows.norm_backward(x, weight, r, grads[0].to(x.dtype), ctx.plus_one), None, None, None
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out, r = learn_rows.gated_norm(x, gate, weight, eps)
+        ctx.save_for_backward(x, gate, weight, r)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, gate, weight, r = ctx.saved_tensors
+        return *learn_rows.gated_norm_backward(x, gate, weight, r, grads[0].to(x.dtype)), None, None

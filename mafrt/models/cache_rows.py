@@ -41,7 +41,10 @@ class _Replaced:
         if before is None:
             layer.conv_kernel_size[state_idx] = conv_kernel_size or conv_states.shape[-1]
             layer.device, layer.dtype = conv_states.device, conv_states.dtype
-        full = conv_states if before is None else torch.cat((before, conv_states), -1)
+        if before is None:
+            full = conv_states
+        else:  # with the channels of a token side by side, as layers write and read them
+            full = torch.cat((before.transpose(1, 2), conv_states.transpose(1, 2)), 1).transpose(1, 2)
         width = layer.conv_kernel_size[state_idx]
         full = functional.pad(full, (max(0, width - full.shape[-1]), 0))
         self.conv_states[state_idx] = full[..., -width:]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mafrt.models import delta_rule
 from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.logprobs import FrozenHead, LogitForm
 from mafrt.models.packed_attention import PackedRows
@@ -87,6 +88,36 @@ class Compute:
         probs = (shifted / torch.where(greedy, 1.0, temperatures).unsqueeze(1)).softmax(1)
         ids, drawn = draw(probs, uniforms)
         return torch.where(greedy, logits.argmax(1), ids), drawn.masked_fill(greedy, 0.0), probs.sum(1)
+
+    def delta_step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        normed: bool,
+        in_place: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """`delta_rule.step`; `in_place`: the state may be written to, and be the one that is returned."""
+        return delta_rule.step(query, key, value, g, beta, state, normed)
+
+    def delta_chunks(
+        self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, normed: bool
+    ) -> tuple[Tensor, Tensor]:
+        """`delta_rule.chunks`."""
+        return delta_rule.chunks(query, key, value, g, beta, state, normed)
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, state: Tensor | None
+    ) -> Tensor | None:
+        """A causal convolution `[rows, channels, T]` by `weight` `[channels, taps]`, and its activation.
+
+        `state` `[rows, channels, taps]`: the tokens before the only one, which it takes up in place; None: zeros are
+        before the first. Returns None for transformers' own.
+        """
+        return None
 
     def truncate(self, logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
         """`truncate`, below."""

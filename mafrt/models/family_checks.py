@@ -19,6 +19,7 @@ from mafrt.core.errors import ModelError
 from mafrt.core.text import error_line
 from mafrt.models import delta_rule, logprobs
 from mafrt.models.adapter_routing import AdapterRouting
+from mafrt.models.compute import compute_for
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def settle(base: Any) -> None:
     """
     known = base.config.model_type in KNOWN
     if not known:
-        delta_rule.quicken(base.model)
+        delta_rule.quicken(base.model, compute_for)
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
     try:

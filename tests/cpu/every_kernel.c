@@ -52,6 +52,42 @@ typedef struct {
     int half, threads;
 } Pass;
 void learn_attention(const Pass *, int);
+void learn_gated_norm(const void *, const void *, long, const void *, void *, float *, long, float, int, int);
+void learn_gated_norm_backward(const void *, const void *, long, const void *, const void *, void *, void *,
+                               const float *, long, int, int);
+
+typedef struct {
+    const void *data;
+    long row, token, head;
+} Part;
+typedef struct {
+    Part q, k, v, g, beta;
+    const float *state;
+    void *out;
+    float *kept;
+    Part grad;
+    const float *grad_kept;
+    void *dq, *dk, *dv;
+    float *dg, *dbeta, *dstate;
+    long rows, tokens, heads, size, width;
+    int normed, half, half_beta, threads;
+} Delta;
+void delta_step(const Delta *);
+void delta_chunks(const Delta *, int);
+
+typedef struct {
+    const void *x;
+    long ldrow, ldtoken;
+    const float *weight;
+    void *out;
+    const void *grad;
+    long grad_row, grad_token;
+    void *dx;
+    long rows, tokens, channels;
+    int half, threads;
+} Conv;
+void short_conv(const Conv *, int);
+void short_conv_step(const void *, long, void *, const float *, void *, long, long, int);
 
 #define KERNELS(T, F, HALF)                                                                                            \
     void rms_norm_##F(const T *, const float *, long, long, float, T *, int);                                          \
@@ -133,6 +169,43 @@ void learn_attention(const Pass *, int);
         learn_attention(&pass, 1);                                                                                     \
         show_##F("dq", dq, part), show_##F("dk", dk, kv), show_##F("dv", dv, kv);                                      \
     }                                                                                                                  \
+    static void recurrence_##F(void) {                                                                                 \
+        enum { ROWS = 2, TOKENS = 70, HEADS = 2, SIZE = 16, WIDTH = 48, ALL = ROWS * TOKENS * HEADS };                 \
+        enum { STATE = ROWS * HEADS * SIZE * WIDTH, CHANNELS = 32, TAPS = 4, MIXED = ROWS * TOKENS * CHANNELS };       \
+        float *g = floats(ALL), *kept = floats(STATE), *dg = floats(ALL), *dbeta = floats(ALL), *ds = floats(STATE);   \
+        for (long i = 0; i < ALL; i++) g[i] = -g[i] * g[i];                                                            \
+        T *out = made_##F(ALL * WIDTH), *dq = made_##F(ALL * SIZE), *dk = made_##F(ALL * SIZE);                        \
+        T *dv = made_##F(ALL * WIDTH);                                                                                 \
+        long small = TOKENS * HEADS * SIZE, wide = TOKENS * HEADS * WIDTH, one = TOKENS * HEADS;                       \
+        Delta pass = {{made_##F(ALL * SIZE), small, HEADS * SIZE, SIZE}, {made_##F(ALL * SIZE), small, HEADS * SIZE, SIZE},\
+                      {made_##F(ALL * WIDTH), wide, HEADS * WIDTH, WIDTH}, {g, one, HEADS, 1},                         \
+                      {made_##F(ALL), one, HEADS, 1}, floats(STATE), out, kept,                                        \
+                      {made_##F(ALL * WIDTH), wide, HEADS * WIDTH, WIDTH}, floats(STATE), dq, dk, dv, dg, dbeta, ds,   \
+                      ROWS, TOKENS, HEADS, SIZE, WIDTH, 1, HALF, HALF, 1};                                             \
+        delta_chunks(&pass, 0);                                                                                        \
+        show_##F("delta", out, ALL * WIDTH), write_out("delta_state", kept, STATE);                                    \
+        delta_chunks(&pass, 1);                                                                                        \
+        show_##F("delta_dq", dq, ALL * SIZE), show_##F("delta_dk", dk, ALL * SIZE);                                    \
+        show_##F("delta_dv", dv, ALL * WIDTH), write_out("delta_dg", dg, ALL);                                         \
+        write_out("delta_dbeta", dbeta, ALL), write_out("delta_dstate", ds, STATE);                                    \
+        delta_step(&pass);                                                                                             \
+        show_##F("delta_step", out, ROWS * HEADS * WIDTH), write_out("delta_step_state", kept, STATE);                 \
+        T *mixed = made_##F(MIXED), *dx = made_##F(MIXED), *last = made_##F(ROWS * CHANNELS * TAPS);                   \
+        Conv conv = {mixed, TOKENS * CHANNELS, CHANNELS, floats(TAPS * CHANNELS), dx, mixed, TOKENS * CHANNELS, CHANNELS,\
+                     dx, ROWS, TOKENS, CHANNELS, HALF, 1};                                                             \
+        short_conv(&conv, 0);                                                                                          \
+        show_##F("conv", dx, MIXED);                                                                                   \
+        short_conv(&conv, 1);                                                                                          \
+        show_##F("conv_backward", dx, MIXED);                                                                          \
+        short_conv_step(mixed, CHANNELS, last, conv.weight, dx, ROWS, CHANNELS, HALF);                                 \
+        show_##F("conv_step", dx, ROWS * CHANNELS), show_##F("conv_state", last, ROWS * CHANNELS * TAPS);              \
+        float r[ROWS * TOKENS];                                                                                        \
+        T *w = made_##F(CHANNELS), *gate = made_##F(MIXED), *dgate = made_##F(MIXED);                                  \
+        learn_gated_norm(mixed, gate, ROWS * TOKENS, w, dx, r, CHANNELS, 1e-6f, HALF, 1);                              \
+        show_##F("gated_norm", dx, MIXED);                                                                             \
+        learn_gated_norm_backward(mixed, gate, ROWS * TOKENS, w, gate, dx, dgate, r, CHANNELS, HALF, 1);               \
+        show_##F("gated_norm_dx", dx, MIXED), show_##F("gated_norm_dgate", dgate, MIXED);                              \
+    }                                                                                                                  \
     static void adapters_##F(void) {                                                                                   \
         enum { ROWS = 11, IN = 37, OUT = 53, LD = 8 };                                                                 \
         const void *down[3] = {made_##F(5 * IN), NULL, made_##F(8 * IN)};                                              \
@@ -170,7 +243,7 @@ KERNELS(float, f32, 0)
 KERNELS(bf16, bf16, 1)
 
 int main(void) {
-    decode_f32(), learn_f32(), adapters_f32(), draw_f32();
-    decode_bf16(), learn_bf16(), adapters_bf16(), draw_bf16();
+    decode_f32(), learn_f32(), recurrence_f32(), adapters_f32(), draw_f32();
+    decode_bf16(), learn_bf16(), recurrence_bf16(), adapters_bf16(), draw_bf16();
     return 0;
 }

@@ -94,6 +94,43 @@ def test_adapters_get_the_gradients_of_the_plain_norms(kind):
         torch.testing.assert_close(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_with_a_gate_is_transformers_own_with_both_gradients(dtype):
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+
+    torch.manual_seed(0)
+    ours, theirs = (Qwen3_5RMSNormGated(48).to(dtype).requires_grad_(False) for _ in range(2))
+    for norm in (ours, theirs):
+        norm.weight.copy_(torch.linspace(-2, 2, 48))
+    assert use_recorded_norms(nn.Sequential(ours)) == 1
+    x, gate, onto = (2 * torch.randn(70, 48).to(dtype) for _ in range(3))
+    found = []
+    for norm, precision in ((ours, dtype), (theirs, dtype), (deepcopy(theirs).float(), torch.float32)):
+        leaves = [each.to(precision).requires_grad_() for each in (x, gate)]
+        out = norm(*leaves)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, onto.to(precision))])
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=4 * torch.finfo(dtype).eps)
+    for own, autograd, exact in zip(*found, strict=True):
+        error, allowed = (float((each - exact).abs().max() / exact.abs().max()) for each in (own, autograd))
+        assert error <= max(1e-6, 1.1 * allowed)
+    with torch.no_grad():
+        assert torch.equal(ours(x, gate), found[0][0])
+
+
+def test_a_norm_with_a_gate_of_another_shape_or_none_is_the_modules_own(monkeypatch):
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+
+    norm = Qwen3_5RMSNormGated(16).requires_grad_(False)
+    use_recorded_norms(nn.Sequential(norm))
+    monkeypatch.setattr("mafrt.cpu.rms_norm._GatedNorm.apply", lambda *_: pytest.fail("a kernel"))
+    norm(torch.randn(3, 16), torch.randn(1, 16))
+    with pytest.raises((TypeError, AttributeError)):
+        norm(torch.randn(3, 16))
+    norm.weight.requires_grad_()
+    norm(torch.randn(3, 16), torch.randn(3, 16)).sum().backward()
+    assert norm.weight.grad is not None
+
+
 class GatedRMSNorm(nn.Module):
     """As in Qwen3.5's linear attention: it cannot be called with its input alone."""
 

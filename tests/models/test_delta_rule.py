@@ -10,8 +10,13 @@ from torch import Tensor
 
 from bench._gpu.pretend_cuda import PretendCuda
 from mafrt.models import delta_rule
+from mafrt.models.compute import Compute
 
 FAMILIES = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"]
+
+
+def plain(device: str) -> Compute:
+    return Compute()
 
 
 def forms(family: str) -> tuple[Any, Any]:
@@ -45,7 +50,7 @@ def test_a_step_is_transformers_own(family: str, dtype: torch.dtype, normed: boo
     before = state.clone()
     with torch.no_grad():
         expected, kept = apply(theirs, given, state, normed)
-        found, ours = apply(delta_rule.one_step(theirs), given, state, normed)
+        found, ours = apply(delta_rule.one_step(theirs, plain), given, state, normed)
     assert found.dtype == expected.dtype and found.shape == expected.shape and ours.shape == kept.shape
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(ours, kept)
@@ -58,7 +63,7 @@ def test_a_step_is_sixteen_launches() -> None:
         given, state = inputs(4, 1, torch.bfloat16)
         given, state = [each.to("cuda") for each in given], state.to("cuda")
         gpu.clear()
-        apply(delta_rule.one_step(theirs), given, state, True)
+        apply(delta_rule.one_step(theirs, plain), given, state, True)
         assert gpu.launched <= 16, gpu.launches
 
 
@@ -70,7 +75,7 @@ def test_a_chunk_more_is_three_launches_forward_and_few_backward(last: bool) -> 
         given, state = inputs(2, tokens)
         leaves = [each.to("cuda").requires_grad_() for each in given]
         gpu.clear()
-        out, kept = apply(delta_rule.even_chunks(theirs), leaves, state.to("cuda"), True)
+        out, kept = apply(delta_rule.even_chunks(theirs, plain), leaves, state.to("cuda"), True)
         forward = gpu.launched
         gpu.clear()
         (out.sum() + kept.sum() if last else out.sum()).backward()
@@ -88,7 +93,7 @@ def test_a_chunk_more_is_three_launches_forward_and_few_backward(last: bool) -> 
 def test_even_chunks_are_transformers_own_with_their_gradients(family: str, tokens: int, state: bool) -> None:
     _, theirs = forms(family)
     found, expected = [], []
-    for form, into in ((theirs, expected), (delta_rule.even_chunks(theirs), found)):
+    for form, into in ((theirs, expected), (delta_rule.even_chunks(theirs, plain), found)):
         given, start = inputs(2, tokens)
         leaves = [each.requires_grad_() for each in given]
         out, kept = apply(form, leaves, start if state else None, True)
@@ -106,9 +111,27 @@ def test_several_tokens_and_gradients_go_the_way_of_transformers() -> None:
         calls.append(given[0].shape[1])
         return theirs(*given, **more)
 
-    step = delta_rule.one_step(noted)
+    step = delta_rule.one_step(noted, plain)
     with torch.no_grad():
         apply(step, *inputs(2, 3), True)
         apply(step, inputs(2, 1)[0], None, True)
     apply(step, *inputs(2, 1), True)
     assert calls == [3, 1, 1]
+
+
+def test_states_are_written_over_only_where_that_was_said() -> None:
+    given, state = inputs(2, 1)
+    said = []
+
+    class Noting(Compute):
+        def delta_step(self, *given: Any, in_place: bool = False) -> Any:
+            said.append(in_place)
+            return super().delta_step(*given)
+
+    step = delta_rule.one_step(forms("qwen3_5")[0], lambda device: Noting())
+    with torch.no_grad():
+        apply(step, given, state, True)
+        with delta_rule.overwritten():
+            apply(step, given, state, True)
+        apply(step, given, state, True)
+    assert said == [False, True, False]

@@ -5,15 +5,6 @@
 
 #include "tiles.h"
 
-INLINE v16 rounded(v16 v, int half) {
-    bf16 bits[LANES];
-    if (!half) return v;
-    store_bf16(bits, v);
-    return load_bf16(bits);
-}
-INLINE const void *at(const void *p, long numbers, int half) { return (const char *)p + numbers * (half ? 2 : 4); }
-INLINE v16 logistic(v16 x) { return same(1) / (same(1) + exponential(-x)); }
-
 /* out = w y with y = x r, r = 1 / sqrt(mean(x^2) + eps); or (1 + w) y, which is rounded once. */
 INLINE void norm_of(const void *x, const void *w, void *out, float *r, long size, float eps, int plus_one, int half) {
     v16 squares[4] = {same(0), same(0), same(0), same(0)};
@@ -64,6 +55,58 @@ void learn_norm_backward(const void *x, long ldx, long n, long group, const void
         void *to = (void *)at(dx, i * size, half);
         if (half) norm_backward_of(from, w, onto, to, r[i], size, one, 1);
         else norm_backward_of(from, w, onto, to, r[i], size, one, 0);
+    }
+}
+
+/* out = w y silu(gate), y = x r as above, and backward; rows lie side by side. */
+INLINE void gated_norm_of(const void *x, const void *gate, const void *w, void *out, float *r, long size, float eps,
+                          int half) {
+    v16 squares = same(0);
+    for (long d = 0; d < size; d += LANES) {
+        v16 v = load(x, d, size - d, half);
+        squares += v * v;
+    }
+    *r = 1 / sqrtf(sum(squares) / (float)size + eps);
+    for (long d = 0; d < size; d += LANES) {
+        long n = size - d;
+        v16 y = rounded(load(x, d, n, half) * same(*r), half), z = load(gate, d, n, half);
+        store(out, d, rounded(y * load(w, d, n, half), half) * z * logistic(z), n, half);
+    }
+}
+void learn_gated_norm(const void *x, const void *gate, long n, const void *w, void *out, float *r, long size, float eps,
+                      int half, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long i = 0; i < n; i++) {
+        const void *from = at(x, i * size, half), *by = at(gate, i * size, half);
+        if (half) gated_norm_of(from, by, w, (void *)at(out, i * size, 1), r + i, size, eps, 1);
+        else gated_norm_of(from, by, w, (void *)at(out, i * size, 0), r + i, size, eps, 0);
+    }
+}
+INLINE void gated_norm_backward_of(const void *x, const void *gate, const void *w, const void *grad, void *dx,
+                                   void *dgate, float r, long size, int half) {
+    v16 both = same(0);
+    for (long d = 0; d < size; d += LANES) {
+        long n = size - d;
+        v16 z = load(gate, d, n, half), share = logistic(z), y = load(x, d, n, half);
+        v16 onto = load(grad, d, n, half) * load(w, d, n, half);
+        both += onto * z * share * y;
+        store(dgate, d, onto * y * same(r) * share * (same(1) + z * (same(1) - share)), n, half);
+    }
+    v16 mean = same(sum(both) * r * r / (float)size);
+    for (long d = 0; d < size; d += LANES) {
+        long n = size - d;
+        v16 z = load(gate, d, n, half), onto = load(grad, d, n, half) * load(w, d, n, half) * z * logistic(z);
+        store(dx, d, (onto - load(x, d, n, half) * mean) * same(r), n, half);
+    }
+}
+void learn_gated_norm_backward(const void *x, const void *gate, long n, const void *w, const void *grad, void *dx,
+                               void *dgate, const float *r, long size, int half, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (long i = 0; i < n; i++) {
+        const void *from = at(x, i * size, half), *by = at(gate, i * size, half), *onto = at(grad, i * size, half);
+        void *to = (void *)at(dx, i * size, half), *to_gate = (void *)at(dgate, i * size, half);
+        if (half) gated_norm_backward_of(from, by, w, onto, to, to_gate, r[i], size, 1);
+        else gated_norm_backward_of(from, by, w, onto, to, to_gate, r[i], size, 0);
     }
 }
 

@@ -25,6 +25,15 @@ INLINE void store(void *p, long at, v16 v, long n, int half) {
     else if (n >= LANES) store_f32((float *)p + at, v);
     else store_part_f32((float *)p + at, v, (int)n);
 }
+/* As a tensor holds it. */
+INLINE v16 rounded(v16 v, int half) {
+    bf16 bits[LANES];
+    if (!half) return v;
+    store_bf16(bits, v);
+    return load_bf16(bits);
+}
+INLINE const void *at(const void *p, long numbers, int half) { return (const char *)p + numbers * (half ? 2 : 4); }
+INLINE v16 logistic(v16 x) { return same(1) / (same(1) + exponential(-x)); }
 INLINE float number(const void *p, long at, int half) {
     return half ? from_bf16(((const bf16 *)p)[at]) : ((const float *)p)[at];
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models import delta_rule
 from mafrt.models.cache_rows import side_by_side
 from mafrt.models.decoder import ExpandedDecoder
 from mafrt.models.family_checks import KNOWN, close, tokens_seen
@@ -134,7 +136,9 @@ class ModelCacheDecoder:
                 if part.real is not None:
                     part.real = functional.pad(part.real, (0, 1), value=1)
                 at = part.lengths.unsqueeze(1)
-                hidden, part.cache = self.base.read(new, part.index, part.cache, at, part.real)
+                # A cache that is known copies each new state over the one before.
+                with delta_rule.overwritten() if self._prompts.aligned else nullcontext():
+                    hidden, part.cache = self.base.read(new, part.index, part.cache, at, part.real)
             part.lengths = part.lengths + 1
             states.append(hidden[:, -1])
         made = states[0] if len(states) == 1 else torch.cat(states)
