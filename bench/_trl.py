@@ -19,7 +19,7 @@ from torch import Tensor
 from bench import _measure
 from mafrt.config.agent import ALL_LINEAR
 from mafrt.cpu.malloc import keep_freed_memory
-from mafrt.models.shared_base import SharedBase
+from mafrt.models.pretrained import load_pretrained
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,15 @@ def _make_trainer(pipe: Connection, work: Work) -> Any:
             _measure.synchronize(args.device)
             pipe.send(clock() - self.started)
 
-    whole = SharedBase.load(args.model, dtype=args.dtype, device=args.device)
+    # As transformers loads it: a SharedBase gives a model norms, products and recurrences of this library.
+    model, tokenizer, _ = load_pretrained(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
+        bits=None,
+    )
     config = GRPOConfig(
         output_dir="runs/bench_trl",
         per_device_train_batch_size=args.prompts * args.samples,
@@ -138,8 +146,8 @@ def _make_trainer(pipe: Connection, work: Work) -> Any:
     )
     make: Any = GRPOTrainer
     trainer: Any = make(
-        model=whole.model,
-        processing_class=whole.tokenizer,
+        model=model,
+        processing_class=tokenizer,
         reward_funcs=lambda completions, **_: [work.reward(c[0]["content"]) for c in completions],
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [list(each) for each in work.messages]}),

@@ -78,12 +78,12 @@ def _run(args: argparse.Namespace, shape: dict[str, Any]) -> dict[str, Any]:
         "clock": args.clock,
         "machine": _measure.machine(),
         "rows": rows,
-        "bars": _bars(args, rows),
+        "bars": _bars(shape, rows),
     }
 
 
-def _bars(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    least = over_trl(args.model, args.dtype)
+def _bars(shape: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+    least = over_trl(shape["model"], shape["dtype"])
     return {
         f"K={row['K']}: TRL / ours per agent at least {least:g}": row["trl/ours per agent"]["median"] >= least
         for row in rows
