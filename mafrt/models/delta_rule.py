@@ -216,7 +216,9 @@ def conv(theirs: Form, compute_for: Callable[[str], Any]) -> Form:
         found = None
         if more.get("seq_idx") is None:  # of rows that are packed
             found = compute_for(hidden_states.device.type).short_conv(hidden_states, weight, bias, activation, None)
-        return cast(Tensor, theirs(hidden_states, weight, bias, activation, **more) if found is None else found)
+        if found is None:  # by name: a package's own function has others between
+            found = theirs(hidden_states, weight, bias, activation=activation, **more)
+        return cast(Tensor, found)
 
     return _marked(taken, theirs)
 

@@ -135,3 +135,13 @@ def test_states_are_written_over_only_where_that_was_said() -> None:
             apply(step, given, state, True)
         apply(step, given, state, True)
     assert said == [False, True, False]
+
+
+def test_a_packages_convolution_is_called_as_transformers_calls_it() -> None:
+    def packages(x: Any, weight: Any, bias: Any = None, seq_idx: Any = None, activation: Any = None) -> Any:
+        return x, weight, bias, seq_idx, activation
+
+    given = torch.ones(1, 2, 3), torch.ones(2, 4), None
+    taken = delta_rule.conv(packages, plain)
+    assert taken(*given, activation="silu", seq_idx=7) == (*given, 7, "silu")
+    assert taken(*given, activation="silu") == (*given, None, "silu")
