@@ -84,6 +84,7 @@ _BARE = (
     r"<(?:[\w｜]+:|｜DSML｜)?invoke\s+name=[^>\n]+>",
     r"<\|(?:open|close)\|>(?:call|response|message)\b[^<\n]{0,200}<\|sep\|>",
     r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>",
+    r"\[END FINAL RESPONSE\]",
     r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",

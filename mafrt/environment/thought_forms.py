@@ -1,7 +1,7 @@
 """The ways in which model families write thoughts, and which of them a chat template speaks.
 
 Sources: the chat templates of Qwen, DeepSeek, GLM and others (`<think>`), Seed-OSS, MiniMax M3, Hunyuan 3, Mistral,
-Cohere, Gemma 4, Kimi K3 and gpt-oss.
+Cohere, Gemma 4, Apertus, Apriel, Kimi K3 and gpt-oss.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ TAGS = (
     ThoughtForm("[THINK]", "[/THINK]"),
     ThoughtForm("<|START_THINKING|>", "<|END_THINKING|>", next=r"<\|START_(?:ACTION|RESPONSE|TEXT)\|>"),
     ThoughtForm("<|channel>thought", "<channel|>", "\n<channel|>"),
+    ThoughtForm("<|inner_prefix|>", "<|inner_suffix|>", next=r"<\|tools_prefix\|>"),
 )
 """forms whose marks stand for nothing else"""
+APRIEL = ThoughtForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n[BEGIN FINAL RESPONSE]\n")
+"""opened by the prompt; in an answer its opening is words that anyone may say"""
 OPEN_CLOSE = ThoughtForm("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 HARMONY = ThoughtForm(
     "<|channel|>analysis<|message|>",
@@ -52,7 +55,7 @@ HARMONY = ThoughtForm(
     "<|end|><|start|>assistant",
     "<|end|><|start|>assistant<|channel|>final<|message|>",
 )
-FORMS = (*TAGS, OPEN_CLOSE, HARMONY)
+FORMS = (*TAGS, APRIEL, OPEN_CLOSE, HARMONY)
 BY_OPENING = {form.opening: form for form in FORMS}
 
 

@@ -155,6 +155,7 @@ GPT_OSS = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
     ("[THINK]", "[THINK]abcdef", 3, "[THINK]abc", "[/THINK]"),
     ("<|START_THINKING|>", "<|START_THINKING|>abcdef", 3, "<|START_THINKING|>abc", "<|END_THINKING|>"),
     ("<|channel>thought", "<|channel>thoughtabcdef", 3, "<|channel>thoughtabc", "\n<channel|>"),
+    ("<|inner_prefix|>", "<|inner_prefix|>abcdef", 3, "<|inner_prefix|>abc", "<|inner_suffix|>"),
     ("<|open|>think<|sep|>", "<|open|>think<|sep|>abcd", 3, "<|open|>think<|sep|>abc", "<|close|>think<|sep|>"),
     (GPT_OSS[0], f"{GPT_OSS[0]}abcdef", 3, f"{GPT_OSS[0]}abc", GPT_OSS[1]),
     # After a first thought the channel is the model's choice; a second one is ended for good.
@@ -163,7 +164,9 @@ GPT_OSS = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
 ])  # fmt: skip
 def test_a_thought_is_ended_as_the_template_writes_it(template, answer, budget, ended, put, monkeypatch):
     marks = ("<|START_THINKING|>", "<|END_THINKING|>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>")
-    letters = Letters(*marks, "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>")
+    letters = Letters(
+        *marks, "<|inner_prefix|>", "<|inner_suffix|>", "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>"
+    )
     letters.chat_template = "{{ x }}" + template
     monkeypatch.setattr("mafrt.engines.local.thoughts.encode_outside", lambda tokenizer, text, own: letters.ids(text))
     thought, ids, forced = Thought(ThoughtMarks(letters), [], budget), [], []

@@ -295,6 +295,7 @@ def test_errors_in_threads_lose_their_own_episode_or_stop_the_run():
     ("<|START_THINKING|>x<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes"),
     ("<|channel>thought\nx\n<channel|>yes", "yes"),
     ("<|open|>think<|sep|>x<|close|>think<|sep|><|open|>response<|sep|>yes<|close|>response<|sep|>", "yes"),
+    ("x\n[BEGIN FINAL RESPONSE]\nyes\n[END FINAL RESPONSE]", "yes"),
     ("<mm:think>x", ""),
     ("x[/THINK]yes", "yes"),
     ("a tag such as [THINK] is a word", "a tag such as [THINK] is a word"),
@@ -304,7 +305,26 @@ def test_thoughts_are_hidden_in_every_form(text, seen):
     assert find_calls(text.replace("x", '<tool_call>{"name": "f", "arguments": {}}</tool_call>')) == []
 
 
-@pytest.mark.parametrize("closing", ["</think>", "</seed:think>", "[/THINK]", "<|close|>think<|sep|>", "<channel|>"])
+def test_a_call_ends_a_thought_of_apertus():
+    assert visible("<|inner_prefix|>I add.<|inner_suffix|>yes") == "yes"
+    own = '<|inner_prefix|><tool_call>{"name": "f", "arguments": {}}</tool_call><|inner_suffix|>yes'
+    assert find_calls(own) == []
+    text = '<|inner_prefix|>I add.<|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>'
+    assert [(call.name, call.arguments) for call in find_calls(text)] == [("add", {"a": 1})]
+    assert "I add" not in visible(text)
+
+
+def test_words_that_only_a_prompt_uses_as_a_mark_hide_nothing():
+    text = "Here are my reasoning steps:\n1. Add.\nThe answer is 3."
+    assert visible(text) == text and leading_thought(text) == ("", text)
+    assert visible(text, opened=True) == ""
+
+
+CLOSINGS = ["</think>", "</seed:think>", "[/THINK]", "<|close|>think<|sep|>", "<channel|>", "<|inner_suffix|>",
+            "[BEGIN FINAL RESPONSE]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("closing", CLOSINGS)
 def test_a_thought_that_the_prompt_opened_ends_in_every_form(closing):
     assert visible(f"x{closing}yes", opened=True) == "yes"
     assert leading_thought(f"x{closing}yes") == ("x", "yes")
