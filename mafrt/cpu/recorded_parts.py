@@ -118,10 +118,11 @@ def _with_rotary(kind: Any) -> type[nn.Module] | None:
     if theirs is None or not _rotates_halves(theirs):
         return None
 
-    def rotary(q: Tensor, k: Tensor, cosine: Tensor, sine: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if args or kwargs or not _suits(q, k, cosine, sine):
-            return cast(tuple[Tensor, Tensor], theirs(q, k, cosine, sine, *args, **kwargs))
-        return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cosine, sine))
+    def rotary(*args: Any, **kwargs: Any) -> Any:
+        # Some models call it in other ways, too: for queries alone, or by names.
+        if kwargs or len(args) != 4 or not _suits(*args):
+            return theirs(*args, **kwargs)
+        return _Rotary.apply(*args)
 
     own = FunctionType(
         forward.__code__,

@@ -198,13 +198,15 @@ def conv_step(theirs: Form, compute_for: Callable[[str], Any]) -> Form:
     """transformers' convolution of one token, by that of the device where it has one."""
 
     def taken(
-        hidden_states: Tensor, conv_state: Tensor, weight: Any, bias: Any = None, activation: str | None = None
+        hidden_states: Tensor, conv_state: Tensor, weight: Any, bias: Any = None, activation: Any = None, **more: Any
     ) -> Tensor:
-        given = hidden_states, weight, bias, activation
         found = None
-        if hidden_states.shape[2] == 1 and not torch.is_grad_enabled():
-            found = compute_for(hidden_states.device.type).short_conv(*given, conv_state)
-        return cast(Tensor, theirs(hidden_states, conv_state, weight, bias, activation) if found is None else found)
+        if hidden_states.shape[2] == 1 and not more and not torch.is_grad_enabled():
+            form = compute_for(hidden_states.device.type)
+            found = form.short_conv(hidden_states, weight, bias, activation, conv_state)
+        if found is None:
+            found = theirs(hidden_states, conv_state, weight, bias, activation, **more)
+        return cast(Tensor, found)
 
     return _marked(taken, theirs)
 

@@ -250,3 +250,22 @@ def test_other_forms_are_left_alone():
 
     assert use_recorded_mlps(torch.nn.Sequential(Squared())) == 0
     assert use_recorded_rotary(torch.nn.Sequential(Squared())) == 0
+
+
+def apply_rotary_pos_emb(q, k=None, cos=None, sin=None):
+    """As Qwen 4's, which its indexer calls for queries alone."""
+    found = [x * cos + torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1) * sin
+             for x in (q, k) if x is not None]  # fmt: skip
+    return found[0] if k is None else tuple(found)
+
+
+class QueriesAlone(torch.nn.Module):
+    def forward(self, q, cos, sin):
+        return apply_rotary_pos_emb(q, cos=cos, sin=sin)
+
+
+def test_a_rotary_embedding_that_is_called_otherwise_is_the_modules_own():
+    q, cos, sin = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(1, 5, 8), torch.randn(1, 5, 8)
+    model = torch.nn.Sequential(QueriesAlone())
+    assert use_recorded_rotary(model) == 1
+    assert torch.equal(model[0](q, cos, sin), apply_rotary_pos_emb(q, cos=cos, sin=sin))
