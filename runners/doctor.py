@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mafrt.core.text import clean_text
+from mafrt.core.text import clean_text, counted
 from mafrt.core.types import Episode
 
 log = logging.getLogger(__name__)
@@ -277,8 +277,9 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     if worth[0] is None:
         yield (
             "no_reward",
-            f"None of the {len(episodes)} episodes has a reward or an outcome, so there is nothing to learn. Remedy: "
-            'return rewards from step(), or info["outcome"] on the last step (mafrt check_env shows an episode).',
+            f"None of {counted(len(episodes), 'episodes')} has a reward or an outcome, so there is nothing to learn. "
+            'Remedy: return rewards from step(), or info["outcome"] on the last step (mafrt check_env shows an '
+            "episode).",
         )
     elif worth[0] < 1:
         answer = clean_text(turns[-1].text).strip().replace("\n", " ")

@@ -192,7 +192,7 @@ def self_play(assigned: AgentAdapters, size: int, interval: int, seed: int) -> S
     shared = {assigned.adapters[name] for name in assigned.agents}
     if len(assigned.agents) != 2 or len(shared) != 1:
         raise ConfigError(
-            f"a league needs two agents that share one adapter, and this team has {len(assigned.agents)} agents with "
+            f"a league needs two agents that share one adapter, and this team has {len(assigned.agents)} on "
             f"{len(shared)}; give both the same `adapter` in the team file, or leave --league out."
         )
     return SelfPlay(assigned, league_members(shared.pop(), size), interval, seed)

@@ -14,6 +14,7 @@ from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.hf_datasets import is_dataset, load_datasets, write_dataset
 from mafrt.core.reading import is_file_writable, is_writable
+from mafrt.core.text import counted
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
@@ -111,7 +112,8 @@ def collect(argv: Sequence[str]) -> int:
         print(problem, file=sys.stderr)
     if unseen:
         print(
-            f"{unseen} turns are left out: their observations are not recorded (--transcript_share).", file=sys.stderr
+            f"Left out: {counted(unseen, 'turns')} without a recorded observation (--transcript_share).",
+            file=sys.stderr,
         )
     if not rows:
         raise ConfigError(nothing_found(folders, agents, settings))

@@ -40,6 +40,8 @@ def dispatch(argv: Sequence[str]) -> int:
         print(usage())
         return 0
     if words[0] == "--version":
+        if len(words) > 1:
+            raise ConfigError(f"--version stands alone, found {words[1]!r} behind it.")
         print(__version__)
         return 0
     if (advice := ELSEWHERE.get(words[0])) is not None:

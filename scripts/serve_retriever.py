@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.text import counted
 from mafrt.environment.local_server import LOOPBACK, address, bounded_server, listening, most_connections
 from mafrt.envs.search.questions import load_corpus
 from mafrt.envs.search.retrieval import TOKEN, Bm25
@@ -62,7 +63,7 @@ def serve(argv: Sequence[str]) -> int:
     taken = listening(asked.host, asked.port)  # before the corpus is read: a port that is in use is an error at once
     index = Bm25(load_corpus(asked.corpus_path))
     url = f"{address(asked.host, taken.getsockname()[1])}/retrieve"
-    print(f"{len(index.passages)} passages at {url}; Ctrl-C ends it.", flush=True)
+    print(f"{counted(len(index.passages), 'passages')} at {url}; Ctrl-C ends it.", flush=True)
     application = app(index, asked.topk, token)
     bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[taken])
     return 0

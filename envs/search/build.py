@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
+from mafrt.core.text import counted
 from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, subset
 from mafrt.envs.search.env import RETRIEVER, SearchEnv
 from mafrt.envs.search.generated import generated
@@ -35,7 +36,8 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
         notes.append(held_out_note(source, len(questions), len(held_out)))
     shared = {q.text.casefold() for q in questions} & {q.text.casefold() for q in held_out}
     if shared:
-        notes.append(f"Careful: {len(shared)} questions stand in both sets, so the evaluation shows in part memory.")
+        both = counted(len(shared), "questions")
+        notes.append(f"Careful: {both} common to both sets, so the evaluation shows in part memory.")
     # All passages of a file stay searchable, also those of questions that are held out or left out.
     retriever = settings.get("retriever")
     whole: Sequence[Passage] = ()

@@ -134,7 +134,9 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     near = [other for like, other in plain.items() if like.lower() == bare.lower()]
     near = near or [other for like, other in plain.items() if sorted(like) == sorted(bare)]  # two letters swapped
     near = near or [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
-    near = near or [other for other in names if len(bare) > 2 and bare.lower() in other.lower()]
+    # Half of a name, or its beginning: `size` would be like `critic_hidden_size`.
+    within = [other for like, other in plain.items() if len(bare) > 2 and bare.lower() in like.lower()]
+    near = near or [name for name in within if len(name) <= 2 * len(bare) or name.lstrip("-").startswith(bare)]
     few = len(names) <= LISTED
     hint = (
         f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help all lists them."

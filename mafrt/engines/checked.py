@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mafrt.config.resolve import user_line
 from mafrt.core.errors import MafrtError, ModelError
-from mafrt.core.text import error_line
+from mafrt.core.text import counted, error_line
 from mafrt.core.types import Completion, Request, Stop
 from mafrt.engines import Engine
 from mafrt.engines.logprob_check import mean_gap, nats_apart, trainer_logprobs
@@ -58,8 +58,8 @@ class CheckedEngine:
             ) from error
         if len(answers) != len(requests):
             raise ModelError(
-                f"engine {self.name} gave {len(answers)} answers to {len(requests)} requests; expected one each, in "
-                "their order."
+                f"engine {self.name} gave {counted(len(answers), 'answers')} to {counted(len(requests), 'requests')}; "
+                "expected one each, in their order."
             )
         for request, answer in zip(requests, answers, strict=True):
             if fault := _fault(answer, request, self.base.config.vocab_size):
@@ -96,7 +96,7 @@ def _fault(answer: Any, request: Request, vocabulary: int) -> str:
         return f"of type {type(answer).__name__}; expected a mafrt.Completion"
     ids, logprobs = answer.ids, answer.logprobs
     if len(ids) != len(logprobs):
-        return f"of {len(ids)} tokens with {len(logprobs)} log-probabilities; expected one each"
+        return f"of {counted(len(ids), 'tokens')} with {len(logprobs)} log-probabilities; expected one each"
     if len(ids) > request.sampling.max_new_tokens:
         return f"of {len(ids)} tokens where at most {request.sampling.max_new_tokens} were asked for"
     if not all(type(token) is int and 0 <= token < vocabulary for token in ids):

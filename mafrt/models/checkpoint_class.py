@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ MOST_HEADER = 1 << 27
 MOST_TIMES, SPARE = 4, 1 << 27
 """A model has at most so many times the numbers of its files (two numbers of 4 bits lie in a byte, and a head may be
 its embeddings), and some more: of buffers, which no file holds."""
+MOST_ROWS, SPARE_IDS = 1 << 18, 1 << 16
+"""rows of an embedding where config.json has no vocab_size, and ids of a tokenizer beyond the allowed times of it"""
 
 FORMS: dict[str, tuple[type, str]] = {
     "model_type": (str, "a name"),
@@ -238,6 +241,42 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
         )
     if said[0]:
         raise ModelError(f"the model {name!r} {said[0]}; take both from one model")
+
+
+def check_token_ids(name: str, folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ModelError for a tokenizer with an id far beyond the rows of the model's embedding.
+
+    A tokenizer is laid out as a table of all ids up to its largest: one of 4e9 takes all memory.
+    """
+    rows = max((part["vocab_size"] for part in (config, config.get("text_config"))
+                if isinstance(part, dict) and type(part.get("vocab_size")) is int), default=MOST_ROWS)  # fmt: skip
+    for file in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
+        if not (folder / file).exists():
+            continue
+        try:
+            found = json.loads(read_text(folder / file))
+        except OSError as error:
+            raise ModelError(f"the model {name!r} has a {file} that {error.strerror}; take another copy") from None
+        except (ValueError, RecursionError):  # loading says why
+            continue
+        largest = max(_token_ids(found if "tokenizer" in file else {"model": {"vocab": found}}), default=0)
+        if largest > MOST_TIMES * rows + SPARE_IDS:
+            raise ModelError(
+                f"the model {name!r} has a token of id {largest} in its {file}, and its config.json has {rows} as "
+                "vocab_size; take both from one model"
+            )
+
+
+def _token_ids(found: Any) -> Iterator[int]:
+    """The ids in a tokenizer's file: of its vocabulary, and of the tokens added to it."""
+    parts = found if isinstance(found, dict) else {}
+    model, added, decoded = (parts.get(key) for key in ("model", "added_tokens", "added_tokens_decoder"))
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    entries = added if isinstance(added, list) else []
+    ids = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+    ids += vocab.values() if isinstance(vocab, dict) else []
+    ids += [int(key) for key in decoded if key.isdecimal()] if isinstance(decoded, dict) else []
+    return (value for value in ids if type(value) is int)
 
 
 def _weight_files(folder: Path) -> list[Path]:

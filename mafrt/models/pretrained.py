@@ -14,6 +14,7 @@ from torch import Tensor
 from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError, is_panic
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
+from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import check_quantised, keep_differentiable, quantisation
@@ -117,13 +118,14 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
         key, found, expected = other[0]
         raise ModelError(
             f"the model {name_or_path!r} has {key} of shape {list(found)}, expected {list(expected)} by its "
-            f"config.json ({len(other)} tensors differ); take another copy, and of a quantised model the checkpoint in "
-            "bfloat16"
+            f"config.json ({counted(len(other), 'tensors')} in all); take another copy, and of a quantised model the "
+            "checkpoint in bfloat16"
         )
     if lacking := sorted(info["missing_keys"]):
         raise ModelError(
-            f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
-            "expected all weights of a causal language model; take another copy, or a model with a language head"
+            f"the model {name_or_path!r} is incomplete: found no {lacking[0]} "
+            f"({counted(len(lacking), 'tensors')} in all), expected all weights of a causal language model; take "
+            "another copy, or a model with a language head"
         )
     buffers = {path for path, _ in model.named_buffers()}
     layers = {path for path, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)}
@@ -131,13 +133,14 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
     # A layer that is here has been saved in another form: its weights alone do not compute what they did.
     if of_layers := [key for key in extra if key.rpartition(".")[0] in layers]:
         raise ModelError(
-            f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take ({len(of_layers)} "
-            "tensors), as of a quantised model whose config.json does not say so; take the checkpoint in bfloat16"
+            f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take "
+            f"({counted(len(of_layers), 'tensors')} in all), as of a quantised model whose config.json does not say "
+            "so; take the checkpoint in bfloat16"
         )
     if extra:
         log.warning(
-            "%s: %d tensors of the checkpoint are left out, since %s has no place for them, such as %s",
-            *(name_or_path, len(extra), type(model).__name__, extra[0]),
+            "%s: left out of the checkpoint, since %s has no place for them: %s, such as %s",
+            *(name_or_path, type(model).__name__, counted(len(extra), "tensors"), extra[0]),
         )
     # A damaged download would otherwise show only as NaN losses, long after loading.
     for name, parameter in model.named_parameters():
@@ -161,7 +164,7 @@ def check_base(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from mafrt.models.checkpoint_class import check_weights, read_config, refuse_other_kinds
+    from mafrt.models.checkpoint_class import check_token_ids, check_weights, read_config, refuse_other_kinds
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name)
@@ -169,9 +172,12 @@ def check_base(
     check_folder(name, path)
     config = read_config(name, path)
     refuse_other_kinds(name, config, trust_remote_code=trust_remote_code, bits=bits)
-    if config and Path(path).is_dir():
-        check_weights(name, path, config, trust_remote_code=trust_remote_code)
     where = _where(name, trust_remote_code)
+    with _told(name, trust_remote_code=trust_remote_code):
+        folder = Path(path) if Path(path).is_dir() else _fetched(path, where["local_files_only"])
+    if config and folder is not None:
+        check_weights(name, str(folder), config, trust_remote_code=trust_remote_code)
+        check_token_ids(name, folder, config)
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer = AutoTokenizer.from_pretrained(path, **where)
         own = AutoConfig.from_pretrained(path, **where)
@@ -179,6 +185,28 @@ def check_base(
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer.decode(tokenizer.encode("a b"))  # one that raises over any text
     return config, own, tokenizer
+
+
+def _fetched(model: str, local: bool) -> Path | None:
+    """The folder in the cache with the config, weights and tokenizer of a hub id, as transformers would fetch them.
+
+    None: it has no weights in files that are looked for here; loading says why.
+    """
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    def have(file: str) -> str | None:
+        return cached_file(model, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+
+    config = have("config.json")
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        if not have(file) and (index := have(f"{file}.index.json")):
+            get_checkpoint_shard_files(model, index, local_files_only=local)
+        elif not have(file):
+            continue
+        for other in TOKENIZER_FILES:
+            have(other)
+        return Path(config).parent if config else None
+    return None
 
 
 def _where(name: str, trust_remote_code: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mafrt import engines
 from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
-from mafrt.core.text import clean_text
+from mafrt.core.text import clean_text, counted
 from mafrt.core.types import (
     Completion,
     Episode,
@@ -129,9 +129,11 @@ class PlayStats:
     def report(self) -> None:
         """Log how many episodes were lost, by reason, if any reason came more than once or was not logged yet."""
         if self.env_errors > min(len(self.reasons), _SHOWN):
-            told = "; ".join(f"{count} times because {reason}" for reason, count in self.reasons.most_common(_SHOWN))
+            told = "; ".join(
+                f"{counted(count, 'times')} because {reason}" for reason, count in self.reasons.most_common(_SHOWN)
+            )
             others = len(self.reasons) - _SHOWN
-            rest = f"; and for {others} other reasons" if others > 0 else ""
+            rest = f"; and for {counted(others, 'other reasons')}" if others > 0 else ""
             log.warning("%d episodes were lost: %s%s", self.env_errors, told, rest)
 
 

@@ -17,6 +17,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
+from mafrt.core.text import counted
 from mafrt.engines.prefixed import DemonstratingEngine, PrefixedEngine, VotingEngine
 from mafrt.envs.games.base import PLAYERS, Game, play
 from mafrt.envs.workflows.task_env import TaskEnv
@@ -156,7 +157,7 @@ class Baselines:
         samples = -(-self.episodes // min(count, tasks))
         played = self._played(self._player(), self.train_env, tasks=tasks, samples=samples, greedy=False)
         records = solved_turns(played.episodes, SOLVED)
-        name = f"imitation of the solved ones of {len(played.episodes)} episodes"
+        name = f"imitation of the solved ones of {counted(len(played.episodes), 'episodes')}"
         if not records:
             yield BaselineRow(f"{name}: none")
             return
@@ -188,7 +189,7 @@ class Baselines:
         shown, tried = search(play, score, adapters, self.episodes, cost, self.plan.seed)
         count = sum(map(len, shown.values()))
         name = f"start, best of {tried} sets of demonstrations"
-        yield row(f"{name}, {count} turns" if count else f"{name}: none", self._played(player(shown)))
+        yield row(f"{name}, {counted(count, 'turns')}" if count else f"{name}: none", self._played(player(shown)))
 
     def _player(
         self,

@@ -44,6 +44,8 @@ def with_env_kwargs(argv: Sequence[str], env: str, known: Mapping[str, Setting])
     typed, rest = _parser(own, env).parse_known_args(words)
     for name in (word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")):
         near = [] if name in known else difflib.get_close_matches(name, [*known, *own], 1, cutoff=0.75)
+        # Before settings of the command that are like it; at least half of a name, as in `unknown`.
+        near = near or [other for other in own if len(name) > 2 and name in other and len(other) <= 2 * len(name)]
         if near and near[0] in own:
             raise ConfigError(f"There is no flag '--{name}'; did you mean '--{near[0]}', a setting of {env}?")
     kwargs = {name: convert(own[name], value, f"--{name}") for name, value in vars(typed).items()}

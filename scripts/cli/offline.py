@@ -265,7 +265,9 @@ def encode(
             next_records, counts = next_states(episodes, source.team, tokenizer, env, seed)
             states += next_records
             lost = counts["not_reproduced"]
-            left = f"; {lost} episodes came out otherwise when played again and are left out" if lost else ""
+            left = (
+                f"; left out, since played again they came out otherwise: {counted(lost, 'episodes')}" if lost else ""
+            )
             print(
                 f"{path}: {counted(len(next_records), 'next observations')} of "
                 f"{counted(counts['episodes'], 'episodes')}{left}.",
@@ -279,7 +281,7 @@ def encode(
     kept = reading.fit(records, window, skip=data.skip_too_long)
     # Said, since a silent cut would look like learning from all of them.
     if len(kept) < len(records):
-        print(f"{len(records) - len(kept)} records are longer than {window} tokens and are left out.")
+        print(f"Left out, since longer than {window} tokens: {counted(len(records) - len(kept), 'records')}.")
     held_out = reading.encode(source.held_out, source.team, tokenizer)
     return kept, reading.fit(held_out, window, skip=data.skip_too_long)
 

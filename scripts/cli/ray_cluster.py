@@ -30,7 +30,7 @@ from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.signals import StopRequest
-from mafrt.core.text import error_line
+from mafrt.core.text import counted, error_line
 from mafrt.engines.checks import TOKEN as VLLM_TOKEN
 from mafrt.environment.registry import REMOTE
 from mafrt.scripts import serve_vllm
@@ -165,8 +165,9 @@ def layout_of(nodes: Sequence[Mapping[str, Any]], scale: ScaleSettings, device: 
     if len(fitting) < asked:
         has = ", ".join(str(int(node["Resources"].get(kind, 0))) for node in nodes)
         raise ConfigError(
-            f"{asked} nodes with {per_node} {kind}s each are asked for, and {len(fitting)} of the cluster's "
-            f"{len(nodes)} have them ({kind}s: {has}); lower --ray_nodes or --ray_procs_per_node, or add nodes."
+            f"{counted(asked, 'nodes')} with {counted(per_node, kind + 's')} each asked for, "
+            f"and {len(fitting)} of the cluster's {len(nodes)} have them ({kind}s: {has}); lower --ray_nodes or "
+            "--ray_procs_per_node, or add nodes."
         )
     servers, per_server = scale.ray_vllm, gpus_of_server(scale) * on_gpus
     needed = {
@@ -251,7 +252,7 @@ class Launcher:
         group = self.ray.util.placement_group([self.layout.bundle] * self.layout.nodes, strategy="STRICT_SPREAD")
         nodes: list[Any] = []
         try:
-            self._await(group.ready(), f"{self.layout.nodes} nodes with room")
+            self._await(group.ready(), f"{counted(self.layout.nodes, 'nodes')} with room")
             nodes = [self._actor(group, index) for index in range(self.layout.nodes)]
             self._check_folders(nodes)
             self._await_servers()

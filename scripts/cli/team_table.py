@@ -9,6 +9,7 @@ from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
+from mafrt.core.text import counted
 from mafrt.models.load_bases import models_of
 from mafrt.models.memory_estimate import MemoryInputs, ModelShape, adapter_weights, footprint, model_shape
 from mafrt.storage.report import aligned
@@ -64,7 +65,7 @@ def team_table(team: Team, model: str, use: MemoryInputs) -> str:
         )
     names = tuple(dict.fromkeys(seat.model for seat in seats))
     copies = f"{len(names)} bases, one copy of each" if len(names) > 1 else "one base"
-    title = f"{len(team.agents)} agents, {len(seats)} adapters, {copies}"
+    title = f"{counted(len(team.agents), 'agents')}, {counted(len(seats), 'adapters')}, {copies}"
     return "\n".join([title, *aligned(rows), "", "GB on one GPU in bf16:", *aligned(_memory(seats, names, use))])
 
 

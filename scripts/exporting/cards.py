@@ -48,8 +48,8 @@ def team_card(export: Export) -> str:
         *_header(export.base_names, ["reinforcement-learning", "multi-agent"]),
         f"# {export.run.name}",
         "",
-        f"A team of {len(export.team.agents)} agents with {len(export.ranks)} LoRA adapters on {bases}, "
-        f"trained for {counted(export.step, 'iterations')} with mafrt {__version__}.",
+        f"A team of {counted(len(export.team.agents), 'agents')} with {counted(len(export.ranks), 'LoRA adapters')} "
+        f"on {bases}, trained for {counted(export.step, 'iterations')} with mafrt {__version__}.",
         "",
         "| agent | adapter | rank | base |",
         "|---|---|---|---|",

@@ -12,7 +12,7 @@ from typing import Any
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.reading import parse_json, read_text
-from mafrt.core.text import error_line
+from mafrt.core.text import counted, error_line
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
@@ -109,7 +109,9 @@ def read_run(path: Path) -> RunData:
             table.add(line)
         if table.left_out:
             many = len(table.left_out)
-            run.problems.append(f"{many} numbers of {name}.jsonl are left out: {MOST_COLUMNS} names are shown.")
+            run.problems.append(
+                f"Left out of {name}.jsonl: {counted(many, 'numbers')}; {MOST_COLUMNS} names are shown."
+            )
     summary = path / "summary.json"
     if summary.is_file():
         try:

@@ -205,7 +205,7 @@ def test_the_build_holds_out_and_searches_all_passages_of_the_file(tmp_path):
     built = build({"dataset_path": str(path), "horizon": 4, "workflow": "search", "topk": 2})
     assert len(built.train_env.unwrapped.questions) == 18 and len(built.eval_env.unwrapped.questions) == 1
     assert built.train_env.tool.retriever is built.eval_env.tool.retriever
-    assert "1 questions stand in both sets" in built.notes[1]
+    assert "1 question common to both sets" in built.notes[1]
     test = build({"dataset_path": str(path), "eval_split": "test"})
     assert [q.id for q in test.eval_env.unwrapped.questions] != [q.id for q in built.eval_env.unwrapped.questions]
     found = built.eval_env.tool.retriever.passages if hasattr(built.eval_env.tool.retriever, "passages") else None

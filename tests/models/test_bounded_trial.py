@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from mafrt.core.errors import EnvError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.models import bounded_trial
+from mafrt.models.pretrained import check_base
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout import prompts
 
@@ -88,3 +90,85 @@ def test_a_tokenizer_that_does_not_end_is_refused(kind, tmp_path, monkeypatch):
     file.write_text(json.dumps(json.loads(file.read_text()) | TOKENIZERS[kind]))
     with pytest.raises(ModelError, match=r"tokenizer of the model .* does not end"):
         SharedBase.load(str(tmp_path / "base"))
+
+
+def vocab_id(folder, number):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["x y"] = number
+    file.write_text(json.dumps(content))
+
+
+def added_id(folder, number):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["added_tokens"].append({**content["added_tokens"][-1], "id": number, "content": "<|x|>"})
+    file.write_text(json.dumps(content))
+
+
+def decoder_id(folder, number):
+    file = folder / "tokenizer_config.json"
+    content = json.loads(file.read_text()) | {"added_tokens_decoder": {str(number): {"content": "<|x|>"}}}
+    file.write_text(json.dumps(content))
+
+
+def named_twice(folder, number):
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["x y"] = number
+    file.write_text('{"model": {}, ' + json.dumps(content)[1:])
+
+
+IDS = {
+    "vocabulary": vocab_id,
+    "added": added_id,
+    "config": decoder_id,
+    "named twice": named_twice,
+    "a file of its own": lambda folder, number: (folder / "vocab.json").write_text(json.dumps({"x": number})),
+    "added, of its own": lambda folder, number: (folder / "added_tokens.json").write_text(json.dumps({"x": number})),
+}
+
+
+@pytest.mark.parametrize("number", [4 * 10**9, 10**18])
+@pytest.mark.parametrize("kind", IDS)
+def test_ids_far_beyond_the_embedding_are_refused_before_the_tokenizer_is_laid_out(kind, number, tmp_path, monkeypatch):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    IDS[kind](tmp_path / "base", number)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: pytest.fail("laid out"))
+    with pytest.raises(ModelError, match=f"has a token of id {number} in its .*json"):
+        check_base(str(tmp_path / "base"))
+
+
+def test_a_tokenizer_file_beyond_all_sizes_is_refused(tmp_path):
+    shutil.copytree(TEACHING_BASE, tmp_path / "base")
+    with open(tmp_path / "base" / "tokenizer.json", "ab") as file:
+        file.truncate(65 * 2**20)
+    with pytest.raises(ModelError, match=r"has a tokenizer\.json that is larger than 64 MiB"):
+        check_base(str(tmp_path / "base"))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_base_of_a_hub_id_is_checked_as_a_folder_is(tmp_path, monkeypatch, parts):
+    folder = tmp_path / "models--some--base" / "snapshots" / ("0" * 40)
+    shutil.copytree(TEACHING_BASE, folder)
+    (tmp_path / "models--some--base" / "refs").mkdir()
+    (tmp_path / "models--some--base" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    if parts == 2:
+        tensors = load_file(folder / "model.safetensors")
+        names = {key: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, key in enumerate(tensors)}
+        for part in set(names.values()):
+            save_file({key: tensors[key] for key in names if names[key] == part}, folder / part, {"format": "pt"})
+        index = {"metadata": {"total_size": 1}, "weight_map": names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / "model.safetensors").unlink()
+    check_base("some/base")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    with pytest.raises(ModelError, match=r"has num_hidden_layers 1000000 in its config\.json"):
+        check_base("some/base")
+    (folder / "config.json").write_text(json.dumps(config))
+    vocab_id(folder, 4 * 10**9)
+    with pytest.raises(ModelError, match="has a token of id"):
+        check_base("some/base")

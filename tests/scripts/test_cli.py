@@ -145,6 +145,7 @@ def test_values(argv, name, value):
     [
         (["--lrr", "1"], "There is no flag '--lrr'; did you mean '--lr'?"),
         (["--n_rollout_thread", "1"], "did you mean '--n_rollout_threads'?"),  # an unambiguous beginning is refused
+        (["--size", "1"], "There is no flag '--size'; --help all"),  # that of no other thing, critic_hidden_size
         (["--n-sample", "1"], "did you mean '--n_samples'?"),
         (["--lr"], "expected one argument"),
         (["--lr", "fast"], "--lr is 'fast'; expected a number."),

@@ -77,6 +77,9 @@ info --memory Qwen/Qwen3-4B --gpus abc                          | expected a who
 trian_math                                                      | did you mean 'train_math'
 train math --emty 3                                             | There is no flag '--emty'
 train sudoku --emty 3                                           | did you mean '--empty'
+train sudoku --size x                                           | '--size'; --help all
+train sudoku --bri x                                            | did you mean '--brief', a setting of sudoku
+--version extra                                                 | stands alone
 train sudoku --empty x                                          | expected a whole number
 train sudoku --empty 2 3                                        | stands alone
 train sudoku --brief off                                        | takes no value
