@@ -29,7 +29,7 @@ from mafrt.config.schema import unknown
 from mafrt.core import reading
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import brief, error_line
+from mafrt.core.text import brief, error_line, has_controls
 from mafrt.envs.tools.base import Tool, Toolbox
 from mafrt.envs.tools.failed import Failed
 
@@ -41,6 +41,7 @@ MOST_LINE = 4 * 2**20
 """Bytes of one message; the client keeps a program's line, and a body of JSON over HTTP, whole however long it is"""
 TIMEOUT_S = 60.0
 """Of one call, and of connecting."""
+LONGEST_S = 3600
 _BOUNDED = Path(__file__).with_name("_bounded_lines.py")
 _FIELDS = ("command", "args", "env", "url", "timeout_s")
 
@@ -69,14 +70,27 @@ class McpServer:
         self._ended: asyncio.Event | None = None
 
     def tools(self) -> list[Any]:
-        """The tools that the server offers. Raises Failed."""
-        return list(self._ask(lambda client: client.list_tools()).tools)
+        """The tools that the server offers, on all its pages; a few more than `MOST_TOOLS` at most. Raises Failed."""
+        offered: list[Any] = []
+        seen: set[str | None] = {None}
+        page = self._ask(lambda client: client.list_tools())
+        while True:
+            offered += page.tools
+            if (cursor := page.next_cursor) in seen or len(offered) > MOST_TOOLS or len(seen) > MOST_TOOLS:
+                return offered
+            seen.add(cursor)
+            page = self._ask(lambda client, cursor=cursor: client.list_tools(cursor=cursor))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The texts of a tool's answer. Raises Failed if the server says that it failed, hangs, or is gone."""
         result = self._ask(lambda client: client.call_tool(name, dict(arguments)))
-        parts = [getattr(part, "text", None) or f"[{getattr(part, 'type', 'content')}]" for part in result.content]
-        text = "\n".join(str(part)[:MOST_ANSWERED] for part in parts[:MOST_PARTS])[:MOST_ANSWERED]
+        parts = [
+            getattr(part, "text", None)
+            or getattr(getattr(part, "resource", None), "text", None)
+            or f"[{getattr(part, 'type', 'content')}]"
+            for part in result.content[:MOST_PARTS]
+        ]
+        text = "\n".join(str(part)[:MOST_ANSWERED] for part in parts)[:MOST_ANSWERED]
         if result.is_error:
             raise Failed(text or f"the server {self.spec.name} reports an error.")
         return text or "The tool answered nothing."
@@ -158,6 +172,9 @@ def _client(spec: ServerSpec) -> Any:
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
+    # What goes wrong is the answer to the call; the client's own lines of it come with tracebacks.
+    logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
+
     if spec.url is not None:
         return Client(_over_http(spec.url))
     assert spec.command is not None
@@ -195,8 +212,6 @@ async def _over_http(url: str) -> AsyncIterator[Any]:
     async def bound(response: Any) -> None:
         response.stream = Bounded(response)
 
-    # What goes wrong is the answer to the call; the client's own lines of it come with tracebacks.
-    logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
     async with create_mcp_http_client(headers={"accept-encoding": "identity"}) as client:
         client.event_hooks = {"response": [bound]}
         async with streamable_http_client(url, http_client=client, max_sse_event_size=MOST_LINE) as streams:
@@ -226,9 +241,15 @@ def _spec(source: str, name: str, entry: Any) -> ServerSpec:
             raise ConfigError(f"{where}: {unknown('key', str(key), _FIELDS)}")
     args, env, timeout_s = entry.get("args", []), entry.get("env", {}), entry.get("timeout_s", TIMEOUT_S)
     texts = [entry.get("command", ""), entry.get("url", "")]
-    whole = isinstance(args, list) and isinstance(env, dict) and isinstance(timeout_s, (int, float)) and timeout_s > 0
-    if not whole or not all(isinstance(text, str) for text in [*texts, *args, *env.values()]):
-        raise ConfigError(f"{where}: expected texts, args as a list, env as an object, timeout_s above 0.")
+    whole = isinstance(args, list) and isinstance(env, dict) and type(timeout_s) in (int, float)
+    if has_controls(name) or not 0 < len(name) <= 128:
+        raise ConfigError(f"mcp:{source}: a server is called {brief(name)}; expected at most 128 plain characters.")
+    if (
+        not whole
+        or not 0 < timeout_s <= LONGEST_S
+        or not all(isinstance(text, str) for text in [*texts, *args, *env.values()])
+    ):
+        raise ConfigError(f"{where}: expected texts, args as a list, env as an object, timeout_s up to {LONGEST_S}.")
     return ServerSpec(name, entry.get("command"), tuple(args), env, entry.get("url"), float(timeout_s))
 
 
@@ -251,6 +272,8 @@ def server_tools(source: str) -> Sequence[Tool]:
             offered = server.tools()
         except Failed as failure:
             raise ConfigError(f"mcp:{source}: {failure}") from failure
+        if not offered:
+            raise ConfigError(f"mcp:{source}: the server {spec.name} offers no tools; leave it out.")
         if len(listed) + len(offered) > MOST_TOOLS:
             raise ConfigError(f"mcp:{source}: {len(offered)} tools of {spec.name}; at most {MOST_TOOLS} are taken.")
         listed += [_tool(server, each) for each in offered]

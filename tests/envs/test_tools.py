@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import os
 import resource
 import socket
@@ -468,6 +469,56 @@ def test_bodies_over_http_are_bounded(tmp_path, caplog):
     assert "Traceback" not in caplog.text
 
 
+PAGED = """
+import json, sys
+mode = sys.argv[1]
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    cursor = int((asked.get("params") or {}).get("cursor") or 0)
+    said = {"content": [{"type": "resource", "resource": {"uri": "x:y", "text": "inside"}}]}
+    if asked["method"] == "initialize":
+        said = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+        said["serverInfo"] = {"name": "s", "version": "1"}
+    elif asked["method"] == "tools/list":
+        said = {"tools": [{"name": f"t{cursor}", "inputSchema": {"type": "object"}}]}
+        if mode == "without end" or mode == "pages" and cursor < 4:
+            said["nextCursor"] = str(cursor + 1)
+        elif mode == "no more":
+            said = {"tools": [], "nextCursor": "1"}
+        elif mode == "none":
+            said = {"tools": []}
+        elif mode == "the same":
+            said["nextCursor"] = "7"
+    elif mode == "no JSON":
+        print("{", flush=True)
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+
+
+def paged(tmp_path, mode):
+    (tmp_path / "paged.py").write_text(PAGED)
+    entry = {"command": sys.executable, "args": [str(tmp_path / "paged.py"), mode], "timeout_s": 60}
+    return make_toolbox([servers(tmp_path, s=entry)])
+
+
+def test_tools_on_later_pages_are_taken_and_pages_without_end_refused(tmp_path):
+    toolbox = paged(tmp_path, "pages")
+    assert [tool.name for tool in toolbox.tools] == [f"t{page}" for page in range(5)]
+    assert answers(toolbox, call("t4")) == ["inside"]
+    assert [tool.name for tool in paged(tmp_path, "the same").tools] == ["t0", "t7"]
+    for mode, words in (("without end", "at most 128"), ("none", "offers no tools"), ("no more", "offers no tools")):
+        with pytest.raises(ConfigError, match=words):
+            paged(tmp_path, mode)
+
+
+def test_lines_of_a_server_that_are_no_json_are_not_shown(tmp_path, capfd, caplog):
+    logging.getLogger("mcp.client").setLevel(logging.NOTSET)
+    assert answers(paged(tmp_path, "no JSON"), call("t0")) == ["inside"]
+    assert "Traceback" not in caplog.text + capfd.readouterr().err
+
+
 def test_servers_that_hang_lie_or_are_not_there(tmp_path):
     hangs = {"command": sys.executable, "args": ["-c", "import time; time.sleep(60)"], "timeout_s": 1}
     lies = {"command": sys.executable, "args": ["-c", "print('hello', flush=True)"], "timeout_s": 30}
@@ -480,10 +531,16 @@ def test_servers_that_hang_lie_or_are_not_there(tmp_path):
         ({"command": "x", "url": "y"}, "either 'command' or 'url'"),
         ({"command": "x", "argz": []}, "did you mean 'args'"),
         ({"command": "x", "args": "y"}, "args as a list"),
+        ({"command": "x", "timeout_s": 1e400}, "up to 3600"),
+        ({"command": "x", "timeout_s": True}, "up to 3600"),
+        ({"command": "x", "timeout_s": 0}, "up to 3600"),
     ):
         with pytest.raises(ConfigError, match=words):
             make_toolbox([servers(tmp_path, s=entry)])
     assert time.monotonic() - started < 120
+    for name in ("a\nb", "", "x" * 129):
+        with pytest.raises(ConfigError, match="plain characters"):
+            make_toolbox([servers(tmp_path, **{name: {"command": "x"}})])
     (tmp_path / "servers.json").write_text("{}")
     with pytest.raises(MafrtError, match=r"expected .*mcpServers"):
         read_servers(str(tmp_path / "servers.json"))
