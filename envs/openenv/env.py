@@ -9,6 +9,7 @@ from typing import Any
 
 from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.text import clean_deep, error_line
 from mafrt.core.types import Message, Observation, StepResult
 from mafrt.environment.call_values import Unreadable, read_value
 from mafrt.environment.replayed import ReplayedEnv
@@ -19,6 +20,9 @@ from mafrt.envs.openenv.servers import ActionError, Servers, Session, token_of
 FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 """Seed of a split's first episode."""
 _HIDDEN = ("done", "reward", "metadata")
+DEEPEST = 20
+"""Levels of nesting of an action."""
+
 _TOOLS = {"type": "list_tools"}
 
 
@@ -143,7 +147,22 @@ class OpenEnv(ReplayedEnv[Session]):
     # ------------------------------------------------------------------------------------------------ words and fields
 
     def _action(self, text: str) -> dict[str, Any] | str:
-        """The action of an agent's words, or what to answer where it has none."""
+        """The action of an agent's words, or what to answer where it has none.
+
+        What no server need be able to read is the agent's mistake: a connection that is lost over it would be played
+        again, and cost the agent nothing in the end.
+        """
+        action = self._read_action(text)
+        if isinstance(action, str):
+            return action
+        try:
+            action = clean_deep(action, DEEPEST)
+            json.dumps(action, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            return f"No action was found ({error_line(error)}). {self._form()}"
+        return action
+
+    def _read_action(self, text: str) -> dict[str, Any] | str:
         if self.calls_tools:
             schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in self._tools}
             call = find_call(text, schemas)
@@ -158,7 +177,7 @@ class OpenEnv(ReplayedEnv[Session]):
         if place < 0 and len(self._required) == 1:  # a number alone, where a number is wanted
             try:
                 return {self._required[0]: json.loads(text.strip())}
-            except ValueError:
+            except (ValueError, RecursionError):
                 return f"No action was found. {self._form()}"
         try:
             value, _ = read_value(text, max(place, 0))

@@ -170,7 +170,7 @@ def chat_module(vf: Any) -> types.ModuleType:
             name, given = call["function"]["name"], call["function"]["arguments"] or "{}"
             try:
                 arguments = json.loads(given)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 arguments, content = given, f"error: invalid JSON in tool arguments ({error}); resend the call"
             else:
                 content = "error: tool arguments must be a JSON object; resend the call"

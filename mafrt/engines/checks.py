@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
-import json
 import logging
 import os
 import sys
@@ -161,7 +160,7 @@ def served_bases(url: str) -> list[str]:
     """Where a server says its bases come from. Raises OSError (StatusError) or ValueError where it does not say."""
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    content = json.loads(http_request(url + "/v1/models", headers=headers, within_s=10, most=2**20))
+    content = parse_json(http_request(url + "/v1/models", headers=headers, within_s=10, most=2**20))
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise ValueError("it is no OpenAI-compatible server")
     return [str(card.get("root", "")) for card in content["data"] if not card.get("parent")]

@@ -20,7 +20,9 @@ from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.gpus import unusable_gpu
+from mafrt.core.reading import parse_json
 from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
+from mafrt.core.text import brief
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
@@ -126,16 +128,16 @@ def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
     for item in given:
         if item.lstrip().startswith("{"):
             try:
-                arguments.update(json.loads(item))
+                arguments.update(parse_json(item))
             except ValueError as error:
-                raise ConfigError(f"--{where} holds {item!r}, which is not valid JSON: {error}.") from error
+                raise ConfigError(f"--{where} holds {brief(item)}, which is not valid JSON: {error}.") from error
             continue
         key, equals, value = item.partition("=")
         if not equals or not key.isidentifier():
             raise ConfigError(f"--{where} holds {item!r}; expected key=value, as in size=4, or one JSON object.")
         try:
             arguments[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments[key] = value
     return arguments
 

@@ -29,7 +29,7 @@ from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.checker import check_env
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import pool, rpc
-from mafrt.environment.remote.messages import PROTOCOL
+from mafrt.environment.remote.messages import PROTOCOL, unpack_failure
 from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
 from mafrt.environment.session import Session
 from mafrt.envs.games import TicTacToe
@@ -258,6 +258,8 @@ def test_serve_builds_every_environment_that_is_named():
 # ------------------------------------------------------------------------------------------------------ bad servers
 
 
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+DEEP_MESSAGE = pb.Message(role="user", json=f'{{"role": "user", "content": {DEEP}}}')
 OTHER_ROLE = pb.Message(role="user", json='{"role": "system", "content": "x"}')
 
 
@@ -302,6 +304,10 @@ class Bad:
             "agent": pb.ResetReply(observations=[pb.Observation(agent="nobody", text="x")], info="{}"),
             "empty": pb.ResetReply(info="{}"),
             "twice": pb.ResetReply(observations=[pb.Observation(agent="left", text=t) for t in "xy"], info="{}"),
+            "deep": pb.ResetReply(observations=[pb.Observation(agent="left", text="x")], info=DEEP),
+            "deep message": pb.ResetReply(
+                observations=[pb.Observation(agent="left", messages=[DEEP_MESSAGE])], info="{}"
+            ),
             "role": pb.ResetReply(observations=[pb.Observation(agent="left", messages=[OTHER_ROLE])], info="{}"),
         }
         return lies.get(self.does, pb.ResetReply())
@@ -320,6 +326,8 @@ class Bad:
         ("empty", "no observations"),
         ("twice", "two values for"),
         ("role", "in its JSON"),
+        ("deep", "nested too deeply"),
+        ("deep message", "nested too deeply"),
     ],
 )
 def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypatch):
@@ -352,6 +360,25 @@ def test_a_server_that_goes_on_lying_is_left_for_good(does, monkeypatch):
         assert bad.resets == pool.MOST_BROKEN
     finally:
         bad.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected", "said"),
+    [
+        ("EnvError", "no more", EnvError, "no more"),
+        ("EnvDownError", "gone", EnvDownError, "gone"),
+        ("BudgetSpentError", "spent", EnvError, "spent"),
+        ("CoachInterruptedError", "x", EnvError, "x"),
+        ("SystemExit", "x", EnvError, "x"),
+        ("__class__", "x", EnvError, "x"),
+        ("", "", EnvError, "no reason"),
+        ("EnvError", "a\n\x1b[31mb", EnvError, "a \N{REPLACEMENT CHARACTER}[31mb"),
+        ("EnvError", "x" * 10**6, EnvError, "xxx..."),
+    ],
+)
+def test_a_server_tells_of_failures_of_its_environment_alone_and_on_a_line(kind, text, expected, said):
+    error = unpack_failure(pb.Failure(kind=kind, text=text))
+    assert type(error) is expected and said in str(error) and len(str(error)) <= 500
 
 
 def test_servers_that_keep_no_session_lose_the_episode_and_not_the_run():

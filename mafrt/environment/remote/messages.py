@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mafrt.core.distributed import packed_error, unpacked_error
-from mafrt.core.errors import MafrtError
+from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.reading import parse_json
 from mafrt.core.records import pack_step, unpack_step
-from mafrt.core.text import brief
+from mafrt.core.text import brief, shortened
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.worker_process import plain
@@ -20,6 +21,8 @@ TOKEN = "MAFRT_ENV_TOKEN"
 """Environment variable with the servers' token: keys are never arguments."""
 LARGEST = 64 << 20
 """Bytes of one message."""
+FAILURES = ("EnvError", "EnvDownError", "SandboxError", "DataError", "ConfigError")
+"""Classes of errors that an environment may have met."""
 OPTIONS = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
 
 
@@ -108,11 +111,13 @@ def pack_failure(error: MafrtError) -> pb.Failure:
 
 
 def unpack_failure(failure: pb.Failure) -> MafrtError:
-    return unpacked_error({"kind": failure.kind, "text": failure.text})
+    """The error of an environment, on one line; what only a run itself can meet becomes an EnvError."""
+    kind = failure.kind if failure.kind in FAILURES else EnvError.__name__
+    return unpacked_error({"kind": kind, "text": shortened(failure.text, 500) or "the environment gave no reason"})
 
 
 def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} instead of a JSON object")
     return value
