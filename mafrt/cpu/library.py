@@ -7,8 +7,8 @@ computed by torch: slower, with the same results up to rounding.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import logging
@@ -47,6 +47,8 @@ thirds of the time to compile, 81 s of a core instead of 32 (AMD EPYC without AV
 THREADS_FLAG = "-fopenmp"
 """The library of threads has torch's name, so that the loader gives both the same one."""
 COMPILE_S = 600
+LARGEST, ROOM = 1 << 26, 1 << 20
+"""bytes of a library, and free ones below which a compiler's failure is the disk's"""
 
 
 @cache
@@ -63,7 +65,9 @@ def library() -> ctypes.CDLL | None:
     try:
         return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", error)
+        said = getattr(error, "stderr", None) or b""
+        why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or error
+        log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", why)
         return None
 
 
@@ -121,7 +125,9 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     """
     try:
         folder = user_cache() / "kernels"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One by one, since `parents` gives the folders above what the umask allows, which may be everyone.
+        for place in (folder.parent, folder):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_ours(folder) and not any(_is_open(parent) for parent in folder.resolve().parents):
             return _compiled(compiler, folder)
         why = f"{folder}, or a folder above it, is not one that this user alone may write to"
@@ -155,6 +161,8 @@ def _is_whole(path: Path) -> bool:
     try:
         if path.is_symlink() or not path.is_file() or not _is_ours(path):
             return False
+        if path.stat().st_size > LARGEST:
+            return False
         data = path.read_bytes()
     except OSError:
         return False
@@ -169,11 +177,22 @@ def _compiled(compiler: str, folder: Path) -> ctypes.CDLL:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: each compiles
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         return _made(compiler, folder)
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Wait for the lock of a folder, but not for one who stands still, nor where there are no locks: each compiles."""
+    until = time.monotonic() + COMPILE_S
+    while time.monotonic() < until:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:
+            return
 
 
 def _made(compiler: str, folder: Path) -> ctypes.CDLL:
@@ -194,7 +213,12 @@ def _made(compiler: str, folder: Path) -> ctypes.CDLL:
             ctypes.CDLL(str(out))
         except (subprocess.CalledProcessError, OSError):  # a compiler without OpenMP, or without its library
             out.unlink(missing_ok=True)
-            _build([compiler, *flags], out)
+            try:
+                _build([compiler, *flags], out)
+            except subprocess.CalledProcessError:
+                if shutil.disk_usage(folder).free < ROOM:  # another place may have it
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
+                raise
         # The loader passes over what follows the parts that an ELF file names. Another file, since this one is loaded.
         whole, sealed = out.read_bytes(), Path(made) / "sealed.so"
         sealed.write_bytes(whole + hashlib.sha256(whole).digest())

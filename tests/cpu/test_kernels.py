@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,12 +137,16 @@ def shaken(path, what):
     elif what == "a pipe":
         path.unlink()
         os.mkfifo(path)
+    elif what == "a terabyte":
+        path.unlink()
+        path.touch(mode=0o700)
+        os.truncate(path, 2**40)
 
 
 @pytest.mark.parametrize(
     "what",
     ["cut", "empty", "a byte flipped", "grown", "others may write", "a group may write", "a link", "a folder", "a pipe",
-     "of another user"],
+     "a terabyte", "of another user"],
 )  # fmt: skip
 def test_a_library_that_is_not_whole_or_not_ours_is_made_again(monkeypatch, tmp_path, what):
     if what == "of another user" and os.getuid() != 0:
@@ -245,6 +251,41 @@ def test_without_a_cache_they_are_made_for_this_process(monkeypatch, tmp_path, c
     with caplog.at_level(logging.WARNING):
         made = fresh_library(monkeypatch, "relative" if what == "no home" else tmp_path)
     assert made is not None and "XDG_CACHE_HOME" in caplog.text and len(caplog.records) == 1
+
+
+def test_one_who_holds_the_lock_and_stands_still_is_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(library_module, "COMPILE_S", 0.2)
+    monkeypatch.setattr(library_module, "_fingerprint", lambda compiler: "name")
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    known = next(own_cache().glob("*.so"))
+    (tmp_path / "mafrt" / "kernels").mkdir(parents=True, mode=0o700)
+    handle = os.open(tmp_path / "mafrt" / "kernels", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert fresh_library(monkeypatch, tmp_path) is not None
+    finally:
+        os.close(handle)
+
+
+def test_the_cache_is_this_users_alone_whatever_the_umask(monkeypatch, tmp_path, two_sources, caplog):
+    before = os.umask(0)
+    try:
+        assert fresh_library(monkeypatch, tmp_path) is not None
+    finally:
+        os.umask(before)
+    assert not caplog.records and (tmp_path / "mafrt").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_a_compiler_that_finds_the_disk_full_has_another_place(monkeypatch, tmp_path, two_sources, caplog, free):
+    compiler = tmp_path / "cc"
+    full = 'echo "a.o: No space left on device" >&2; exit 1'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{tmp_path}/mafrt*) {full};; esac\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(library_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    made = fresh_library(monkeypatch, tmp_path)
+    assert (made is None) == bool(free) and len(caplog.records) == 1 and "No space left" in caplog.text
 
 
 def test_a_relative_cache_is_passed_over(monkeypatch, tmp_path):
