@@ -12,19 +12,20 @@ import asyncio
 import json
 import math
 import os
+import re
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import clean_deep, shortened
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 BODY_S = 30.0
 """for a whole body"""
@@ -66,7 +67,7 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
     hosts = given.get("host", [])
     if len(hosts) != 1:
         raise RefusedError(403, f"a request needs one Host header, found {len(hosts)}")
-    asked = _name(f"//{hosts[0]}")
+    asked = _name(hosts[0])
     own = LOOPBACK if host in LOOPBACK else (*LOOPBACK, host)
     anyone = token and host not in LOOPBACK
     if asked is None or not (anyone or asked in own):
@@ -74,10 +75,12 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
             403, f"this server answers to {', '.join(own)}, not to the Host {shortened(hosts[0])!r}; use one of these"
         )
     for origin in given.get("origin", []):
-        page = _name(origin)
+        # A page of an application has a scheme of its own, and `localhost` for its name.
+        scheme, _, place = origin.lower().partition("://")
+        page = _name(place) if scheme in ("http", "https") else None
         if page is None or not (page == asked or page in LOOPBACK):
             raise RefusedError(403, f"pages of {shortened(origin)!r} may not call this server")
-    if "cross-site" in given.get("sec-fetch-site", []):
+    if any("cross-site" in site.lower() for site in given.get("sec-fetch-site", [])):
         raise RefusedError(403, "pages of other sites may not call this server")
     if not body:
         return
@@ -92,14 +95,10 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
         )
 
 
-def _name(address: str) -> str | None:
-    """The host name in an address; None if there is none."""
-    try:
-        parts = urlsplit(address)
-        parts.port  # noqa: B018  # raises ValueError for a port that is none
-    except ValueError:
-        return None
-    return None if "@" in parts.netloc else parts.hostname
+def _name(host: str) -> str | None:
+    """The name in `NAME:PORT`, in small letters; None where it is anything else."""
+    found = _HOST.fullmatch(host)
+    return found[1].strip("[]").lower() if found else None
 
 
 async def read_json(request: Any, most_mib: float, timeout_s: float = BODY_S) -> Any:

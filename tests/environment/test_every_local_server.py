@@ -21,6 +21,12 @@ HOSTILE = [
     {"host": "2130706433"}, {"host": "127.0.0.1."}, {"origin": "http://evil.example"}, {"origin": "null"},
     {"origin": "file://"}, {"origin": "http://127.0.0.1@evil.example"}, {"origin": "http://localhost.evil.example"},
     {"origin": "chrome-extension://abc"}, {"origin": "http://127.0.0.1, http://evil.example"}, {"origin": ""},
+    {"host": "[::1]evil.example"}, {"host": "127.0.0.1#evil.example"}, {"host": "127.0.0.1/evil.example"},
+    {"host": "127.0.0.1?evil.example"}, {"host": "[::1"}, {"host": "127.1"}, {"host": "localhost%00.evil.example"},
+    {"origin": "http://127.0.0.1#@evil.example"}, {"origin": "http://[::1]evil.example"}, {"origin": "//localhost"},
+    {"origin": "tauri://localhost"}, {"origin": "moz-extension://localhost"}, {"origin": "http://127.0.0.1.nip.io"},
+    {"origin": "blob:http://localhost/x"}, {"origin": "http://localhost:evil"}, {"origin": "http://localhost/"},
+    {"sec-fetch-site": "Cross-Site"}, {"sec-fetch-site": "cross-site, none"},
     {"sec-fetch-site": "cross-site"}, {"origin": "http://127.0.0.1:1", "sec-fetch-site": "cross-site"},
 ]  # fmt: skip
 TYPES = ["text/plain", "text/plain; charset=application/json", "multipart/form-data; boundary=x", "text/json",
