@@ -295,7 +295,7 @@ def _shapes(file: Path) -> list[list[int]]:
     """Shapes of the tensors in a file of weights. Raises ValueError if it is damaged."""
     try:
         if file.suffix == ".safetensors":
-            return _header_shapes(file)
+            return header_shapes(file)
         import torch
 
         loaded = torch.load(file, map_location="meta", weights_only=True)
@@ -306,14 +306,18 @@ def _shapes(file: Path) -> list[list[int]]:
         raise ValueError(f"cannot be loaded: its {file.name} is cut, damaged, or of another format") from None
 
 
-def _header_shapes(file: Path) -> list[list[int]]:
+def header_shapes(file: Path) -> list[list[int]]:
+    """Shapes of the tensors in a safetensors file, of which only the header is read.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for a damaged one, or one of another size than it tells.
+    """
     # The format: eight bytes with the length of the header, little-endian, the header as JSON, and the numbers.
     with open(file, "rb") as content:
         length = int.from_bytes(content.read(8), "little")
         tensors = parse_json(content.read(min(length, MOST_HEADER)))
     tensors.pop("__metadata__", None)
     if 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0) != file.stat().st_size:
-        raise ValueError
+        raise ValueError("its size is not that of its header")
     return [[int(size) for size in entry["shape"]] for entry in tensors.values()]
 
 

@@ -32,6 +32,7 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.reading import parse_json, read_file, read_text
 from mafrt.core.text import error_line, shortened
+from mafrt.models.checkpoint_class import header_shapes
 
 log = logging.getLogger(__name__)
 
@@ -437,11 +438,12 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             )
     config = read_settings(folder)
     try:
+        header_shapes(folder / WEIGHTS)  # before all of it is read into memory
         # Not memory-mapped: the file may be replaced or truncated while the tensors are in use.
         tensors = load_bytes((folder / WEIGHTS).read_bytes())
         # Numbers of any precision become those that are computed with, or are found to lie beyond them.
         tensors = {key: each.float() if each.is_floating_point() else each for key, each in tensors.items()}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
         raise CheckpointError(
             f"{folder / WEIGHTS} is corrupt: found {error_line(error)}, expected a safetensors file; take the "
             "checkpoint before it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 
 import pytest
@@ -275,3 +276,19 @@ def test_a_base_of_another_family_with_the_same_layers_is_named(kind, families, 
     told = [line for line in caplog.messages if "was trained on" in line]
     assert bool(told) == families
     assert not told or all(word in told[0] for word in ("family llama", "family mistral", str(folders[0])))
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_weights_of_a_terabyte_are_not_read(told, tmp_path):
+    base = tiny_base()
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    weights = tmp_path / "a" / "adapter_model.safetensors"
+    if told:
+        header = json.dumps({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+        weights.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(weights, 8 + len(header) + 2**42)
+    else:
+        os.truncate(weights, 2**40)
+    with pytest.raises(CheckpointError, match="is corrupt"):
+        base.load_adapter("a", tmp_path / "a")
