@@ -277,9 +277,8 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     if worth[0] is None:
         yield (
             "no_reward",
-            f"None of {counted(len(episodes), 'episodes')} has a reward or an outcome, so there is nothing to learn. "
-            'Remedy: return rewards from step(), or info["outcome"] on the last step (mafrt check_env shows an '
-            "episode).",
+            f"None of {counted(len(episodes), 'episodes')} has a reward or an outcome: nothing to learn. Remedy: "
+            'return rewards from step(), or info["outcome"] on the last step (mafrt check_env shows an episode).',
         )
     elif worth[0] < 1:
         answer = clean_text(turns[-1].text).strip().replace("\n", " ")

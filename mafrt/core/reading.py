@@ -12,14 +12,17 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mafrt.core.text import has_controls
 
 MOST_MIB = 64
 """Largest file that `read_file` takes, unless told otherwise."""
+
+LONGEST_LINE_MIB = 256
+"""Longest line of `lines_of`: a file that lost its line breaks, or a sparse one, would be read into memory whole."""
 
 TOO_LONG = "it holds a number of more than 4300 digits"
 
@@ -57,6 +60,15 @@ def read_text(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> st
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_file(path, most_mib=most_mib).decode("utf-8-sig")
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file of records, with their ends. Raises OSError for one beyond `LONGEST_LINE_MIB`."""
+    most = LONGEST_LINE_MIB * 2**20
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise OSError(errno.EFBIG, f"holds a line of more than {LONGEST_LINE_MIB} MiB")
+        yield line
 
 
 def read_list(path: str | os.PathLike[str]) -> list[str]:

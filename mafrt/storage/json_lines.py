@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError
+from mafrt.core.reading import lines_of
 
 log = logging.getLogger(__name__)
 
@@ -155,13 +156,20 @@ def _free_name(path: Path) -> Path:
 def _judged(path: Path, step: int, parse: bool) -> Iterator[tuple[bytes, bool, bool]]:
     """(line, whether it is whole and of an iteration up to `step`, whether it is damaged)."""
     with open(path, "rb") as file:
-        for line in file:
+        for line in _lines(path, file):
             prefix = _ITERATION.match(line)
             whole = prefix is not None and line.endswith(b"}\n") and b"\0" not in line and not (parse and _is_cut(line))
             early = prefix is not None and int(prefix[1]) <= step
             # A machine that lost its power may leave zeros or half a line at the end, of an iteration after `step`.
             bad = not whole and (early if prefix is not None else line.endswith(b"\n"))
             yield line, whole and early, bad
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        yield from lines_of(file)
+    except OSError as error:
+        raise CheckpointError(f"{path} {error.strerror}; move it away, or take the run from a copy") from None
 
 
 def _is_cut(line: bytes) -> bool:

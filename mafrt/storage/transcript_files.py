@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mafrt.core.reading import lines_of
 from mafrt.core.text import error_line, shortened
 
 FOLDER = "transcripts"
@@ -69,8 +70,8 @@ def read_transcript(file: TranscriptFile) -> Transcript:
     content = Transcript({})
     number = 0
     try:
-        with gzip.open(file.path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+        with gzip.open(file.path, "rb") as packed:
+            for number, line in enumerate(lines_of(packed), start=1):
                 record = json.loads(line)
                 if number > 1:
                     content.episodes.append(dict(record))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import MafrtError
-from mafrt.core.reading import parse_json, read_text
+from mafrt.core.reading import lines_of, parse_json, read_text
 from mafrt.core.text import counted, error_line
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
@@ -132,7 +132,7 @@ def json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     bad: list[int] = []
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(lines_of(file), start=1):
                 try:
                     record = json.loads(line)
                     record["iteration"] = int(record["iteration"])
