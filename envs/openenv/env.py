@@ -156,11 +156,11 @@ class OpenEnv(ReplayedEnv[Session]):
         if isinstance(action, str):
             return action
         try:
-            action = clean_deep(action, DEEPEST)
-            json.dumps(action, allow_nan=False)
+            cleaned: dict[str, Any] = clean_deep(action, DEEPEST)
+            json.dumps(cleaned, allow_nan=False)
         except (ValueError, RecursionError) as error:
             return f"No action was found ({error_line(error)}). {self._form()}"
-        return action
+        return cleaned
 
     def _read_action(self, text: str) -> dict[str, Any] | str:
         if self.calls_tools:

@@ -7,6 +7,7 @@ overflows the stack of a parser. Each becomes an ordinary error here, of the kin
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import re
@@ -62,7 +63,7 @@ def read_text(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> st
     return read_file(path, most_mib=most_mib).decode("utf-8-sig")
 
 
-def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+def lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
     """The lines of a file of records, with their ends. Raises OSError for one beyond `LONGEST_LINE_MIB`."""
     most = LONGEST_LINE_MIB * 2**20
     while line := file.readline(most + 1):
