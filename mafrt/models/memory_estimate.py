@@ -271,7 +271,8 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     that for one block at a time. Tests count autograd's saved tensors, and the bytes of a pretended GPU.
 
     A block with a gated delta rule keeps more, much of it in float32, where `flash-linear-attention` is not installed:
-    the numbers are those that autograd keeps of transformers' form in chunks of 64 tokens.
+    the numbers are those that autograd keeps of transformers' form in chunks of 64 tokens. Kernels in C keep what goes
+    in: the convolution's and the rule's inputs, and those of norms and layers.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
@@ -289,9 +290,16 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     if shape.gated:
         in_a_block += 3 * number * queries
     per_state = shape.state_heads * shape.state_rows  # every state has keys of its own by then
-    recurrent: float = number * (4 * (shape.hidden + shape.widest + per_state) + 6 * shape.state_values)
-    recurrent += number * 127 * shape.state_heads + 4 * (7.3 * per_state + 5.3 * shape.state_values)
-    recurrent += 4 * 228 * shape.state_heads
+    recurrent: float = number * (4 * (shape.hidden + shape.widest + shape.state_keys + shape.state_values) + inner)
+    recurrent += number * shape.state_heads + 4 * (9 * per_state + 7 * shape.state_values + 327 * shape.state_heads + 2)
+    if shape.recurrent:  # the state after each chunk, twice
+        recurrent += 2 * 4 * per_state * shape.state_values / shape.state_heads / 64
+    if use.on_cpu and use.kernels == "c":  # which compute a chunk again on the way back
+        recurrent = number * (4 * shape.hidden + 3 * shape.widest + 4 * shape.state_keys + 5 * shape.state_values)
+        recurrent += number * (inner + shape.state_heads + 2 * per_state * (per_state > shape.state_keys))
+        recurrent += 4 * (2 + 3 * shape.state_heads)
+    elif use.on_cpu:
+        recurrent += (4 - number) * 2 * shape.hidden
     of_all = (shape.layers - shape.recurrent) * in_a_block + shape.recurrent * recurrent
     in_a_block = max(in_a_block, recurrent) if shape.recurrent else in_a_block
     tokens = use.micro_batch_tokens

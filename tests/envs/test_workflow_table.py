@@ -42,7 +42,7 @@ SOURCES: Mapping[str, tuple[dict[str, Any], str]] = {
         "<answer>7</answer>",
     ),
     "code": ({"tasks": CODE}, PROGRAM),
-    "reasoning_gym": ({"name": "leg_counting", "size": 1, "held_out_size": 1}, "<answer>134</answer>"),
+    "reasoning_gym": ({"name": "leg_counting", "size": 1, "held_out_size": 1}, "<answer>448</answer>"),
 }
 """Settings, and the text of an agent that is always right."""
 SIZES = {
