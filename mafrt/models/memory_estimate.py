@@ -282,11 +282,11 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
     if use.on_cpu and use.kernels == "c":
-        in_a_block -= number * queries
+        in_a_block -= 0 if shape.gated else number * queries
     else:
         in_a_block += number * shape.widest
     if use.on_cpu and use.kernels != "c":
-        in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+        in_a_block += (4 - number) * (2 * shape.hidden + keys + (0 if shape.gated else queries))
     if shape.gated:
         in_a_block += 3 * number * queries
     per_state = shape.state_heads * shape.state_rows  # every state has keys of its own by then
