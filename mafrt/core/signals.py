@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGTERM.name, signal.SIGINT.name)
 _ECHO_S = 0.2
 """A second signal within this time echoes the first: the terminal signals all processes, and launchers forward it."""
 
@@ -38,8 +39,12 @@ class StopRequest:
         self.requested = False
 
     def request(self, reason: str) -> None:
-        """Request a stop from inside the program (a spent budget, a dead coach)."""
+        """Request a stop from inside the program (a spent budget, a dead coach), or since another process has one.
+
+        A signal that was another process's reason is on its way to this one too, and may come when all is saved.
+        """
         self._since = time.monotonic()
+        self._signalled = self._signalled or reason in SIGNALS
         self.reason, self.requested = reason, True
 
     def __enter__(self) -> StopRequest:
@@ -66,7 +71,6 @@ class StopRequest:
     def _handle(self, number: int, _: FrameType | None) -> None:
         # Runs between any two bytecodes of the main thread: no logging, no files, no locks.
         if self._since is None:
-            self._signalled = True
             self.request(signal.Signals(number).name)
         elif number == signal.SIGINT and time.monotonic() - self._since > _ECHO_S:
             raise KeyboardInterrupt

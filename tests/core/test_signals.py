@@ -99,9 +99,21 @@ LEAVES = """
     atexit.register(lambda: (print("leaving", flush=True), sys.stdin.readline()))
     with StopRequest() as stop:
         print("ready", flush=True)
+        if sys.argv[1:]:
+            stop.request(sys.argv[1])
         while not stop.requested:
             time.sleep(0.01)
 """
+
+
+def test_a_signal_that_another_process_has_told_of_makes_no_failure_when_all_is_saved():
+    command = [sys.executable, "-c", textwrap.dedent(LEAVES), "SIGTERM"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdin is not None
+    assert [child.stdout.readline() for _ in range(2)] == ["ready\n", "leaving\n"]
+    child.send_signal(signal.SIGTERM)
+    child.communicate("\n", timeout=120)
+    assert child.returncode == 0
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])

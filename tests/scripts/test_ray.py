@@ -292,7 +292,9 @@ def test_a_signal_to_the_trainer_ends_all_with_a_checkpoint(folder, nodes):
     process.send_signal(signal.SIGTERM)
     out = finish(process)
     assert process.returncode == 0 and "Stopped by SIGTERM" in out and "--load_path" in out, out
-    assert not [one for one in psutil.process_iter(["cmdline"]) if "ended" in (one.info["cmdline"] or ())]
+    run = str(folder / "ended")
+    ours = [one for one in psutil.process_iter(["cmdline"]) if run in (one.info["cmdline"] or ())]
+    assert not psutil.wait_procs(ours, timeout=120)[1]
 
 
 def typed(folder: Path, *words: str, device: str = "cpu", **more: str) -> str:
