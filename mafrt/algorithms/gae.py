@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
-from mafrt.algorithms.happo import joint_steps_of
+from mafrt.algorithms.happo import joint_steps
 from mafrt.algorithms.rewards import CreditContext, Row, moved_pay
-from mafrt.algorithms.stats import explained_variance, total
+from mafrt.algorithms.stats import explained_variance, mean, total
 from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
@@ -200,7 +200,7 @@ def _pay_empty_turns(rows: Sequence[Row], *, pay: bool) -> dict[tuple[int, int],
 def _walk_joint_steps(rows: Sequence[Row], settings: Gae, moved: Mapping[tuple[int, int], float]) -> None:
     """GAE backwards over joint steps: one reward, one value (before the first turn), one advantage per joint step."""
     steps: dict[int, list[Row]] = {}
-    for row, step in zip(rows, joint_steps_of([row.turn.agent for row in rows]), strict=True):
+    for row, step in zip(rows, joint_steps([row.turn for row in rows]), strict=True):
         steps.setdefault(step, []).append(row)
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
@@ -212,9 +212,12 @@ def _walk_joint_steps(rows: Sequence[Row], settings: Gae, moved: Mapping[tuple[i
             carried = 0.0 if gone else reward
             if gone:  # the step before it would be paid its reward, which is unknown
                 next_value, next_advantage = None, 0.0
+            for row in members:
+                if not row.dropped:
+                    row.fill([], [])
             continue
-        # The value before the first turn is the only one that does not depend on the joint action itself.
-        value = step_values(spoken[0], "action")[0]
+        # The values before the first turns are the only ones that do not depend on the joint action itself.
+        value = mean([step_values(row, "action")[0] for row in spoken if row.step == spoken[0].step])
         known = math.isfinite(value)
         if gone or not known or next_value is None:
             for row in members:

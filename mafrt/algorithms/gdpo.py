@@ -9,8 +9,8 @@ the overlong penalty). One sum of raw rewards lets the kind with the largest spr
 advantage to different combinations with equal sums. A kind without spread in a group gives 0 there.
 
 The KL penalty in the reward is no kind: normalised by itself, its coefficient would drop out. Its distance from the
-group's mean is divided by the deviation of the group's rewards without it (1 where they have none) and added to S;
-where no kind has spread in the whole batch, S is not scaled up.
+group's mean is divided by the deviation of the group's rewards, penalty included as in `grpo` (1 where those without it
+have none), and added to S; where no kind has spread in the whole batch, S is not scaled up.
 
 Where turns are paid as they come, a turn's coach score and own reward are those of its step and all later ones, and it
 is compared with the same agent's turns of the same index (`mafrt.algorithms.group_relative`).
@@ -89,12 +89,14 @@ def _kinds(row: Row) -> tuple[float, float, float]:
 
 
 def _penalties(rows: list[Row], eps: float) -> list[float]:
-    """The KL penalty of each row of a group, less the mean, in deviations of the group's rewards without it."""
+    """The KL penalty of each row of a group, less the mean, in deviations of the group's rewards."""
     penalties = [total(row.kl_rewards) for row in rows]
     if len(rows) < 2 or no_spread(penalties):
         return [0.0] * len(rows)
     bare = [row.bare + row.later for row in rows]
-    spread = 1.0 if no_spread(bare, max(abs(row.bare) for row in rows)) else std(bare, unbiased=True)
+    flat = no_spread(bare, max(abs(row.bare) for row in rows))
+    # Without the penalties, a format bonus that hardly differs would make them outweigh all other groups of the batch.
+    spread = 1.0 if flat else std([b + p for b, p in zip(bare, penalties, strict=True)], unbiased=True)
     centre = mean(penalties)
     return [(penalty - centre) / (spread + eps) for penalty in penalties]
 

@@ -8,7 +8,8 @@ update M is 1 everywhere and the update is MAPPO's.
 
 Source: Kuba 2022 (2109.11251) algorithm 4; HARL. A joint step is a maximal run of turns in which each agent speaks at
 most once: agents that act simultaneously, or one round of agents that speak in turn (one joint action in MARFT,
-2504.16129, too). A new joint step starts when an agent speaks again.
+2504.16129, too). A new joint step starts with the step of the environment in which an agent speaks again, so that the
+order of those who speak at the same time changes nothing.
 
 Deviations: the ratio is the geometric mean over the turn's tokens and M is clamped, since a product over hundreds of
 tokens and several agents would be 0 or infinite. A ratio that is not finite counts as 1, and is counted.
@@ -16,28 +17,26 @@ tokens and several agents would be 0 or infinite. A ratio that is not finite cou
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
 from mafrt.algorithms.stats import mean, std
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Episode
+from mafrt.core.types import Episode, Turn
 
 
-def joint_steps(episode: Episode) -> list[int]:
-    """Index of the joint step that each turn belongs to, in speaking order."""
-    return joint_steps_of([turn.agent for turn in episode.turns])
-
-
-def joint_steps_of(speakers: Sequence[str]) -> list[int]:
-    """Index of each turn's joint step, from the speakers' names in order."""
+def joint_steps(turns: Sequence[Turn]) -> list[int]:
+    """Index of the joint step that each turn of an episode belongs to, in speaking order."""
     steps: list[int] = []
     step, spoken = 0, set[str]()
-    for speaker in speakers:
-        if speaker in spoken:
-            step, spoken = step + 1, set()
-        spoken.add(speaker)
-        steps.append(step)
+    for _, together in itertools.groupby(turns, lambda turn: turn.env_step):
+        speakers = [turn.agent for turn in together]
+        for place, speaker in enumerate(speakers):
+            if speaker in spoken or (not place and not spoken.isdisjoint(speakers)):
+                step, spoken = step + 1, set()
+            spoken.add(speaker)
+            steps.append(step)
     return steps
 
 
@@ -50,7 +49,7 @@ class CompoundRatio:
         self.low, self.high = low, high
         self.nonfinite = 0
         self._turns = [turn for episode in episodes for turn in episode.turns]
-        self._step_of = [(index, step) for index, episode in enumerate(episodes) for step in joint_steps(episode)]
+        self._step_of = [(index, step) for index, episode in enumerate(episodes) for step in joint_steps(episode.turns)]
         self._factors = dict.fromkeys(self._step_of, 1.0)
 
     def weights(self) -> list[float]:

@@ -39,7 +39,7 @@ from typing import ClassVar, Literal
 from mafrt.algorithms.base import Trajectories
 from mafrt.algorithms.gae import Gae, gae
 from mafrt.algorithms.group_relative import drop_incomplete
-from mafrt.algorithms.happo import joint_steps_of
+from mafrt.algorithms.happo import joint_steps
 from mafrt.algorithms.rewards import CreditContext
 from mafrt.algorithms.stats import mean, total
 from mafrt.config.schema import within
@@ -95,7 +95,7 @@ def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]
     for rows in trajectories:
         if not rows or rows[0].dropped:
             continue
-        at = joint_steps_of([row.turn.agent for row in rows])
+        at = joint_steps([row.turn for row in rows])
         rounds: list[Round] = [{} for _ in range(at[-1] + 1)]
         scores: list[Round] = [{} for _ in range(at[-1] + 1)]
         for row, t in zip(rows, at, strict=True):

@@ -61,7 +61,8 @@ class Rae(Algorithm):
             known = [row for row in rows if row.dropped is None]
             first: dict[str, Row] = {}
             for row in known:
-                first.setdefault(row.turn.agent, row)
+                if not row.own_turn:  # a later one has lost the pay before it
+                    first[row.turn.agent] = row
                 worth = row.reward + row.later
                 baseline = context.memory.get(_key((row.game, row.turn.agent)), 0.0)
                 tokens = len(row.turn.action_ids)

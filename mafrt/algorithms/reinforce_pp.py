@@ -92,7 +92,11 @@ def reinforce_pp(trajectories: Trajectories, settings: Reinforce, context: Credi
         bound = settings.reward_clip
         fill_later(trajectories, own=bool(context.opponents), clip=lambda pay: max(-bound, min(bound, pay)))
     rows = [row for trajectory in trajectories for row in trajectory if row.dropped is None]
+    if to_go:
+        _clip(rows, settings)  # as their later pay is, and before a mean is taken: a sum may well be above the bound
     metrics, alone = _subtract_mean(rows, settings, to_go=to_go) if settings.baseline else ({}, [])
+    if not to_go:
+        _clip(rows, settings)
     agents: dict[str, list[Row]] = {}
     for row in rows:
         advantages, returns = _advantages(row, settings)
@@ -227,7 +231,7 @@ def _advantages(row: Row, settings: Reinforce) -> tuple[list[float], list[float]
     if not tokens:
         return [], []
     whole_turn = settings.critic_reads is not None and settings.level == "action"
-    rewards = _clipped(row, settings)
+    rewards = _by_token(row)
     if whole_turn:
         rewards = [total(rewards)]
     values = step_values(row, settings.level) if settings.critic_reads else [0.0] * len(rewards)
@@ -241,13 +245,19 @@ def _advantages(row: Row, settings: Reinforce) -> tuple[list[float], list[float]
     return (advantages * tokens, returns * tokens) if whole_turn else (advantages, returns)
 
 
-def _clipped(row: Row, settings: Reinforce) -> list[float]:
-    """The reward of each token, `[action tokens]`: the turn's clipped reward where it is paid, and the KL penalty."""
-    # The turn's reward is clipped as a whole, wherever its spans are paid.
-    reward = total(row.token_rewards.values())
-    # Scaling instead of cutting keeps the proportions of the spans.
-    kept = settings.reward_clip / abs(reward) if abs(reward) > settings.reward_clip else 1.0
+def _clip(rows: Sequence[Row], settings: Reinforce) -> None:
+    """Clip the rewards of turns as a whole, wherever their spans are paid."""
+    for row in rows:
+        reward = total(row.token_rewards.values())
+        if abs(reward) > settings.reward_clip:
+            # Scaling instead of cutting keeps the proportions of the spans.
+            kept = settings.reward_clip / abs(reward)
+            row.token_rewards = {token: kept * paid for token, paid in row.token_rewards.items()}
+
+
+def _by_token(row: Row) -> list[float]:
+    """The reward of each token, `[action tokens]`: the turn's reward where it is paid, later pay, and the penalty."""
     penalties = row.kl_rewards or [0.0] * len(row.turn.action_ids)
-    rewards = [kept * row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
+    rewards = [row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
     rewards[-1] += row.later
     return rewards

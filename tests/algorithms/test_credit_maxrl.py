@@ -55,3 +55,30 @@ def test_the_expected_gradient_is_that_of_the_first_terms_of_the_log(tree, solve
     weight = sum((1 - solved) ** k for k in range(SAMPLES - 1))
     right = {state: weight * value for state, value in exact(tree, own=False).items()}
     assert expected(tree, "maxrl", eps=0.0) == pytest.approx(right, abs=1e-12)
+
+
+def penalised(rewards, gaps, **settings):
+    """Advantages of one problem's samples whose log-probabilities are `gaps` above the reference's."""
+    episodes = [
+        Episode(str(n), "p", [Turn("a", [1], [2], [-1.0], "eos", "x", 0, 0, 0, ref_logprobs=[-1.0 - gap])], reward)
+        for n, (reward, gap) in enumerate(zip(rewards, gaps, strict=True))
+    ]
+    assign(episodes, "maxrl", kl_in="reward", eps=0.0, **settings)
+    return [episode.turns[0].advantages[0] for episode in episodes]
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.3, 1e-6])
+def test_a_penalty_is_never_divided_by_the_share_of_successes(reward):
+    # Penalties -.01 * (.1, -.3, -.1): mean .001, so the gaps are -.002, .002 and 0.
+    assert penalised([reward] * 3, [0.1, -0.3, -0.1], kl_coef=0.01) == pytest.approx([-0.002, 0.002, 0.0], abs=1e-9)
+
+
+def test_by_hand_with_a_penalty():
+    # Rewards 1, 0, 0, 0: 3, -1, -1, -1. Penalties -.1 * (.4, 0, 0, 0): mean -.01; gaps -.03, .01, .01, .01.
+    found = penalised([1.0, 0.0, 0.0, 0.0], [0.4, 0.0, 0.0, 0.0], kl_coef=0.1)
+    assert found == pytest.approx([2.97, -0.99, -0.99, -0.99])
+
+
+def test_a_mean_that_is_0_up_to_a_rounding_divides_nothing():
+    [found] = credited([-0.3, 0.1, 0.2])  # their sum is 2.8e-17
+    assert [a for a, _ in found] == pytest.approx([-0.3, 0.1, 0.2])

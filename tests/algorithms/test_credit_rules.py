@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from difflib import SequenceMatcher
@@ -245,7 +246,13 @@ def test_old_logprob_that_is_not_finite_drops_the_turn(bad):
 
 def test_joint_steps_are_rounds():
     episode = Episode("0", "p", [turn(agent, i) for i, agent in enumerate(["a", "b", "a", "c", "b", "b"])])
-    assert joint_steps(episode) == [0, 0, 1, 1, 1, 2]
+    assert joint_steps(episode.turns) == [0, 0, 1, 1, 1, 2]
+
+
+def test_a_step_of_the_environment_is_never_split():
+    for order in ("ab", "ba"):
+        spoken = [turn("a", 0), *(dataclasses.replace(turn(agent, i), env_step=1) for i, agent in enumerate(order, 1))]
+        assert joint_steps(spoken) == [0, 1, 1]
 
 
 def test_compound_ratio_by_hand():

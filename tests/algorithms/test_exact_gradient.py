@@ -236,5 +236,57 @@ def test_one_unknown_number_leaves_the_others_of_its_group_in_the_loss(rule, nam
         assert episodes[2].turns[0].advantages == pytest.approx(episodes[0].turns[0].advantages)
 
 
+def test_gdpos_penalty_in_a_group_that_hardly_differs_leaves_the_other_groups_their_size():
+    penalties = (0.1, -0.2, 0.05, 0.0)
+    near = [Episode(f"n{n}", "near", [spoken(reward=1e-5 * n, kl=kl)]) for n, kl in enumerate(penalties)]
+    far = [Episode(f"f{n}", "far", [spoken(reward=float(n % 2), kl=0.0)]) for n in range(4)]
+    assign(near + far, "gdpo", kl_coef=0.05, kl_in="reward")
+    assert min(abs(episode.turns[0].advantages[0]) for episode in far) > 0.4
+
+
+@pytest.mark.parametrize("pay", [4.0, 8.0, 50.0])
+@pytest.mark.parametrize("rule", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_equal_pay_above_the_clip_teaches_nothing(rule, pay):
+    """Four turns of the same pay: the sum of what comes later is above `reward_clip`, and the same for all."""
+    episodes = [Episode(str(n), "p", [spoken(index=i, reward=pay, kl=0.1 * n) for i in range(4)]) for n in range(3)]
+    assign(episodes, rule, kl_coef=0.01)
+    assert max(abs(advantage) for e in episodes for turn in e.turns for advantage in turn.advantages) < 0.01
+
+
+def test_rewards_that_the_clip_makes_equal_do_not_scale_a_penalty_up():
+    episodes = [Episode(str(n), "p", [spoken(reward=11 + 1e-4 * n, kl=0.1 * n)]) for n in range(4)]
+    assign(episodes, "reinforce_pp", kl_coef=0.01)
+    assert 0.0 < max(abs(episode.turns[0].advantages[0]) for episode in episodes) < 0.01
+
+
+@pytest.mark.parametrize("rule", ["happo", "maporl"])
+def test_nor_does_it_after_one_of_them_spoke_alone(rule):
+    """a, then a and b at the same time, whose values differ, then a again."""
+    found = []
+    for order in (1, -1):
+        both = [spoken("a", 1, 0.5, values=[0.3]), spoken("b", 1, 0.0, values=[0.9])][::order]
+        turns = [spoken("a", 0, 1.0, values=[0.2]), *both, spoken("a", 2, -1.0, values=[0.1])]
+        assign([Episode("0", "p", turns, 1.0)], rule, normalize_advantages="none")
+        found.append({(turn.agent, turn.env_step): turn.advantages for turn in turns})
+    assert found[0] == found[1]
+
+
+def test_a_joint_step_without_words_is_in_no_loss_and_not_left_over():
+    turns = [spoken("a", 0, values=[0.5]), spoken("a", 1, 2.0, values=[], tokens=0)]
+    assign([Episode("0", "p", turns)], "happo", normalize_advantages="none")
+    assert turns[0].returns == [2.0] and turns[1].advantages == []
+
+
+def test_a_roles_mean_is_of_its_first_turns_alone():
+    # The first turn is cut: what the second is paid from there on is no measure of an episode.
+    from mafrt.algorithms.rewards import CreditContext
+
+    turns = [spoken(index=0, reward=4.0), spoken(index=1, reward=1.0)]
+    turns[0].stop = "length"
+    context = CreditContext()
+    assign([Episode("0", "p", turns)], "rae", context, mask_cut_turns=True, baseline_decay=0.5)
+    assert turns[1].returns == [1.0] and context.memory == {}
+
+
 if __name__ == "__main__":
     print(table())
