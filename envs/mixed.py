@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import brief, real_number
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.registry import REMOTE
@@ -37,8 +38,8 @@ class MixedTasks(Env):
         self.envs = {name: env.unwrapped for name, env in envs.items()}
         self.weights = dict(weights or {})
         for name, weight in self.weights.items():
-            if name not in self.envs or not (math.isfinite(weight) and weight > 0):
-                raise ConfigError(f"the weight of {name} is {weight:g}; give one above 0, of {', '.join(envs)}")
+            if name not in self.envs or (real_number(weight) or 0.0) <= 0.0:
+                raise ConfigError(f"the weight of {name} is {brief(weight)}; give one above 0, of {', '.join(envs)}")
         first = next(iter(self.envs.values()))
         for name, env in self.envs.items():
             if env.agents != first.agents:

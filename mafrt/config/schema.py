@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import math
 import re
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import real_number, shortened
 
 _ARGUMENT = re.compile(r"^ *`?(\w+)`?: (.+(?:\n(?! *`?\w+`?: | *Raises|$).+)*)", re.MULTILINE)
 """An entry `name: text` of a docstring"""
@@ -210,8 +210,9 @@ def check_number(
 ) -> None:
     """Raise ConfigError unless `value` is a finite number within the bounds that are given."""
     wrong_type = isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
-    if wrong_type or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}; expected {'a whole number' if whole else 'a finite number'}.")
+    if wrong_type or real_number(value) is None:
+        expected = "a whole number" if whole else "a finite number"
+        raise ConfigError(f"{name} is {shortened(repr(value))}; expected {expected}.")
     low = (least is None or value >= least) and (above is None or value > above)
     if low and (most is None or value <= most) and (below is None or value < below):
         return

@@ -11,6 +11,7 @@ from typing import Any
 from mafrt.config.schema import Setting
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_yaml, read_text
+from mafrt.core.text import shortened
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:
@@ -78,6 +79,6 @@ def _scalar(setting: Setting, value: Any, where: str) -> Any:
         number = setting.kind(value)
         if not math.isfinite(number):
             raise ValueError
-    except (ValueError, TypeError):
-        raise ConfigError(f"{where} is {value!r}; expected {wanted}.") from None
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigError(f"{where} is {shortened(repr(value))}; expected {wanted}.") from None
     return number

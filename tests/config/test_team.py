@@ -258,3 +258,11 @@ def test_every_team_of_the_page_can_play():
         named = [agent for agent in agents if "role" in agent]
         named[-1].setdefault("with_answer", True)
         make_env("math", team=Team.parse(named), workflow="chain").reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    "key", ["lr", "kl_coef", "clip_param", "temperature", "top_k", "max_new_tokens", "lora_rank", "reward_weight"]
+)
+def test_a_number_of_400_digits_is_no_number_of_a_team(tmp_path, key):
+    refused(tmp_path, [{"role": "a", key: 10**400}], "agent 1", "number")
+    refused(tmp_path, [{"role": "a", "lora": {"rank": 10**400}}], "agent 1", "whole number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,12 @@ def test_environments_without_tasks_mix_by_weight():
     names = [Session(env).reset(seed=seed)[1]["set"] for seed in range(40)]
     assert env.num_tasks is None and 22 <= names.count("two") <= 38
     check_env(MixedTasks({"two": Referential(2, 2), "four": Referential()}))
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, 10**400, "2", None])
+def test_a_weight_is_a_number_above_0(weight):
+    with pytest.raises(ConfigError, match="the weight of two is"):
+        MixedTasks({"two": Referential(2, 2)}, {"two": weight})
 
 
 @pytest.mark.parametrize("text", ["a,", "a@0", "a@x", "x/a.json,y/a.json"])

@@ -102,6 +102,14 @@ def test_an_evaluation_that_no_machine_could_play_is_refused(capsys, monkeypatch
     assert f"{flag[2:]} is 10" in refused(capsys, evaluate.main, *words)
 
 
+@pytest.mark.parametrize("flag", ["--iterations", "--lr", "--seed", "--lora_rank", "--env_max_lost"])
+def test_a_number_of_400_digits_is_refused(capsys, flag):
+    said = refused(capsys, train_math.main, flag, "9" * 400)
+    assert f"{flag[2:]} is " in said and len(said) < 1000
+    Path("big.yaml").write_text(f"{flag[2:]}: {'9' * 400}\n")
+    assert f"{flag[2:]} in big.yaml is " in refused(capsys, train_math.main, "--config", "big.yaml")
+
+
 def test_an_output_is_checked_before_the_work(capsys, monkeypatch):
     monkeypatch.setattr(evaluate, "load_base", lambda *_: pytest.fail("the model was loaded"))
     Path("numbers.json").write_text("mine")
