@@ -19,6 +19,7 @@ from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.config.setting_synonyms import SYNONYMS, synonym
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import brief, shortened
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings
 from mafrt.scripts.cli.unknown_flags import advice, advice_on_path
 
@@ -198,11 +199,20 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
     """
     name = path.rpartition(".")[2]
     meant = synonym(name, known)
-    if (rule := RULES.get(path, RULES.get(name))) is not None:
-        return rule(value, file)
-    if (own := VALUES.get(path, VALUES.get(name))) is not None:
-        given = own[1](value)
-        return {} if given is None else {own[0]: given}
+    rule, own = RULES.get(path, RULES.get(name)), VALUES.get(path, VALUES.get(name))
+    try:
+        if rule is not None:
+            return rule(value, file)
+        if own is not None:
+            given = own[1](value)
+            return {} if given is None else {own[0]: given}
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, ArithmeticError):  # a text where a number belongs, a list, 0 samples
+        raise ConfigError(
+            f"{shortened(path)} is {brief(value)}, which cannot be read, or not with what the file says beside it "
+            f"({PAGE})."
+        ) from None
     if (
         name in LABELS
         or path.startswith("tools_config.")
@@ -214,7 +224,7 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
     if meant is None and name in OURS:  # another command has it
         return None
     if meant is None:
-        raise ConfigError(f"{unknown('key', path, {*known, *SYNONYMS, *RULES, *VALUES, *LABELS})} ({PAGE})")
+        raise ConfigError(f"{unknown('key', shortened(path), {*known, *SYNONYMS, *RULES, *VALUES, *LABELS})} ({PAGE})")
     return {meant.flag: value} if meant.exact and meant.flag is not None else None
 
 
@@ -255,21 +265,23 @@ def _workflow(path: Any) -> tuple[str, Mapping[str, Any]]:
         if name.startswith(start):
             return found
     raise ConfigError(
-        f"the workflow is {name!r}, and of MARTI's mathchat and dsbench are here; write it as a workflow of your own "
-        f"(docs/workflows.md), and see {PAGE}."
+        f"the workflow is {shortened(repr(name))}, and of MARTI's mathchat and dsbench are here; write it as a "
+        f"workflow of your own (docs/workflows.md), and see {PAGE}."
     )
 
 
 def _environments(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The environments of a file of MRLM, which are those that it trains on too; equal ones once."""
-    envs = file.get("eval_envs") or []
-    for env in envs if isinstance(envs, list) else [envs]:
+    found = file.get("eval_envs") or []
+    envs = found if isinstance(found, list) else [found]
+    for env in envs:
         kind = env.get("env_type") if isinstance(env, Mapping) else None
-        if kind not in TASKS and not (kind == "custom" and env.get("custom_class")):
+        if not isinstance(kind, str) or (kind not in TASKS and not (kind == "custom" and env.get("custom_class"))):
             raise ConfigError(
-                f"eval_envs holds {kind!r}; known are {', '.join(TASKS)}, and custom with a custom_class ({PAGE})."
+                f"eval_envs holds {shortened(repr(kind))}; known are {', '.join(TASKS)}, and custom with a "
+                f"custom_class ({PAGE})."
             )
-    return list({json.dumps(env, sort_keys=True, default=str): env for env in envs}.values())
+    return [env for place, env in enumerate(envs) if env not in envs[:place]]
 
 
 def _read_environments(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,10 +313,12 @@ def _read_environments(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
 def _unread(env: Mapping[str, Any]) -> list[str]:
     """Keys of an environment that are left out. ConfigError for an unknown one."""
     read = {*LABELS_OF_ENVS, *(TASKS[env["env_type"]].flags if env["env_type"] in TASKS else ())}
-    left = [name for name, value in env.items() if value is not None and name not in read]
+    left = [str(name) for name, value in env.items() if value is not None and name not in read]
     for name in left:
         if synonym(name) is None and name != "timeout":
-            raise ConfigError(f"eval_envs: {unknown('key', name, {*read, 'problems', 'difficulty_range'})} ({PAGE})")
+            raise ConfigError(
+                f"eval_envs: {unknown('key', shortened(name), {*read, 'problems', 'difficulty_range'})} ({PAGE})"
+            )
     return left
 
 
@@ -338,8 +352,10 @@ def _window(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _coach(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise TypeError("a coach is a text")
     provider = "vertex" if _last(file, "use_vertex_ai") else "google"
-    return {"coach": value if ":" in str(value) or value in WITHOUT_MODEL else f"{provider}:{value}"}
+    return {"coach": value if ":" in value or value in WITHOUT_MODEL else f"{provider}:{value}"}
 
 
 def _agents(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,6 +183,40 @@ def test_what_has_no_meaning_is_one_sentence(stored, match, tmp_path):
     assert "theirs.yaml" in str(caught.value)
 
 
+MARTI = {"workflow_func_path": "x/dsbench_workflow.py", "default_agent": {"generate_max_len": 10}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "match"),
+    [
+        (mrlm(eval_envs=[{"env_type": []}]), "eval_envs holds"),
+        (mrlm(eval_envs=[{"env_type": "x" * 5000}]), "eval_envs holds"),
+        (mrlm(eval_envs=[{"env_type": "math", True: 1}]), "eval_envs: .*'True'"),
+        (mrlm(eval_envs=[{"env_type": "custom", "custom_class": "a.B", "custom_kwargs": [1]}]), "eval_envs is list"),
+        (mrlm(model={"torch_dtype": ["bf16"]}), "torch_dtype is list"),
+        (mrlm(ppo={"batch_size": 0, "episodes_per_iteration": 4}), "batch_size is int 0"),
+        (mrlm(ppo={"batch_size": 4, "episodes_per_iteration": "many"}), "batch_size is int 4"),
+        (mrlm(sft={"mode": {"a": 1}}), "sft.mode is dict"),
+        ({**MARTI, "rollout_batch_size": "x"}, "rollout_batch_size is str"),
+        ({**MARTI, "rollout_batch_size": float("inf")}, "rollout_batch_size is float inf"),
+        ({**MARTI, "prompt_max_len": [1]}, "prompt_max_len is list"),
+        ({**MARTI, "extra_eval_tasks": 3}, "extra_eval_tasks is int"),
+        ({**MARTI, "coach_model": ["gemini"]}, "coach_model is list"),
+        ({**MARTI, "k" * 5000: 1}, "kkk"),
+        ({**MARTI, "workflow_func_path": "y" * 5000}, "the workflow is"),
+    ],
+)
+def test_a_value_that_no_rule_can_read_is_one_sentence(stored, match, tmp_path):
+    with pytest.raises(ConfigError, match=match) as caught:
+        read(stored, tmp_path, None if "training" in stored else "train_dsbench")
+    assert len(str(caught.value)) < 1000
+
+
+def test_one_environment_needs_no_list(tmp_path):
+    env = {"env_type": "math", "max_turns": 3}
+    assert read(mrlm(eval_envs=env), tmp_path).values == read(mrlm(eval_envs=[env]), tmp_path).values
+
+
 def test_files_of_ours_are_none_of_theirs():
     for path in (SEEDS.parents[2] / "configs").rglob("*.yaml"):
         stored = yaml.safe_load(path.read_text())
