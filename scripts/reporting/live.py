@@ -53,6 +53,10 @@ def make_server(folders: Sequence[Path], port: int, max_mib: float) -> Threading
     class Handler(BaseHTTPRequestHandler):
         timeout = HEAD_S  # of a connection that sends nothing
 
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a page that was closed is no error of the server
+                super().handle()
+
         def do_GET(self) -> None:
             try:
                 check_caller([(name.lower(), value) for name, value in self.headers.items()], HOST)
@@ -73,8 +77,7 @@ def make_server(folders: Sequence[Path], port: int, max_mib: float) -> Threading
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Requests are not logged."""

@@ -7,6 +7,8 @@ import gzip
 import json
 import random
 import re
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -260,6 +262,20 @@ def test_live_follows_a_run_on_loopback(tmp_path):
                 assert refused.value.code == status
         finally:
             server.shutdown()
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /", b""])
+def test_a_page_that_was_closed_is_no_error_of_the_live_report(tmp_path, capsys, sent):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with make_server([tmp_path], 0, 1.0) as server:
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            client.sendall(sent)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends with a reset
+        before = set(threading.enumerate())
+        server.handle_request()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(60)
+    assert capsys.readouterr().err == ""
 
 
 # -------------------------------------------------------------------------------------------------------------- browser
