@@ -188,14 +188,14 @@ def check_fields(config: Any) -> None:
 def check_bool(name: str, value: object) -> None:
     """Raise ConfigError unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; expected true or false.")
+        raise ConfigError(f"{name} is {shortened(repr(value))}; expected true or false.")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise ConfigError unless `value` is one of `choices`."""
     known = tuple(choices)
     if value not in known:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+        raise ConfigError(f"{name} is {shortened(repr(value))}; choose one of {', '.join(known)}.")
 
 
 def check_number(

@@ -33,7 +33,7 @@ from mafrt.config.resolve import declared
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
-from mafrt.core.text import keys_of
+from mafrt.core.text import clean_deep, keys_of
 from mafrt.core.types import Message
 
 log = logging.getLogger(__name__)
@@ -295,11 +295,13 @@ def _read(path: Path) -> object:
         import yaml
 
         try:
-            return parse_yaml(text)
+            return clean_deep(parse_yaml(text))
         except yaml.YAMLError as error:
             raise ConfigError(f"is not YAML: {' '.join(str(error).split())}") from error
+        except ValueError as error:
+            raise ConfigError(f"cannot be used: {error}") from error
     try:
-        return parse_json(text)
+        return clean_deep(parse_json(text))  # JSON can hold half a character, which no file and no tokenizer takes
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:

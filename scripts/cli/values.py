@@ -21,7 +21,7 @@ def convert(setting: Setting, value: Any, where: str) -> Any:
             return ()
         if isinstance(value, Mapping):  # `env_kwargs: {name: value}` in a YAML file
             value = [f"{key}={item}" for key, item in value.items()]
-        items = [value] if isinstance(value, (str, int, float)) else list(value)
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(item, str) and not item.strip() for item in items):
             raise ConfigError(f"{where} holds an empty text; give a value, or leave it out.")
         parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
@@ -66,7 +66,7 @@ def _scalar(setting: Setting, value: Any, where: str) -> Any:
         return value
     if setting.kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         if setting.choices and value not in setting.choices:
-            raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(setting.choices)}.")
+            raise ConfigError(f"{where} is {shortened(repr(value))}; choose one of {', '.join(setting.choices)}.")
         if not str(value).strip():
             raise ConfigError(f"{where} is empty; give a value, or leave it out.")
         return str(value)

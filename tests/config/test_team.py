@@ -266,3 +266,12 @@ def test_every_team_of_the_page_can_play():
 def test_a_number_of_400_digits_is_no_number_of_a_team(tmp_path, key):
     refused(tmp_path, [{"role": "a", key: 10**400}], "agent 1", "number")
     refused(tmp_path, [{"role": "a", "lora": {"rank": 10**400}}], "agent 1", "whole number")
+
+
+@pytest.mark.parametrize("name", ["team.json", "team.yaml"])
+def test_half_a_character_in_a_team_file_reaches_no_file_and_no_tokenizer(tmp_path, name):
+    path = write(tmp_path, '[{"role": "a", "prompt": "p\\ud800", "sees": "\\ud800", "stop": ["\\ud800"]}]', name)
+    assert Team.load(path).to_json().encode()
+    deep = write(tmp_path, '[{"role": "a", "lora": ' + "[" * 150 + "]" * 150 + "}]", name)
+    with pytest.raises(ConfigError, match="nested"):
+        Team.load(deep)

@@ -188,6 +188,15 @@ def test_bad_yaml_is_named(tmp_path, text, wanted):
     assert wanted in str(error.value) and str(config) in str(error.value)
 
 
+@pytest.mark.parametrize("value", ["2026-01-01", "2026-01-01 10:00:00", "!!set {a, b}", "!!binary aGk="])
+@pytest.mark.parametrize("name", ["freeze", "lora_targets", "tools"])
+def test_a_list_of_yaml_holds_texts_and_numbers_only(tmp_path, name, value):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{name}: {value}\n")
+    with pytest.raises(ConfigError, match=f"{name} in .* is "):
+        train_math.COMMAND.read(["--config", str(path)])
+
+
 def test_yaml_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "missing.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
