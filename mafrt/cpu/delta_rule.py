@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.cpu.library import library
+from mafrt.cpu.library import functions_of
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, beta: Tensor, state: Tensor | None) -> bool:
@@ -146,11 +146,5 @@ def _call(name: str, *args: Any) -> None:
 
 @cache
 def _functions() -> dict[str, Any] | None:
-    lib = library()
-    if lib is None or not hasattr(lib, "delta_step"):
-        return None
     pointer = ctypes.POINTER(_Pass)
-    for name, arguments in (("delta_step", [pointer]), ("delta_chunks", [pointer, _I])):
-        function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, None
-    return {name: getattr(lib, name) for name in ("delta_step", "delta_chunks")}
+    return functions_of({"delta_step": [pointer], "delta_chunks": [pointer, _I]})

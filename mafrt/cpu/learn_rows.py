@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mafrt.cpu.library import library
+from mafrt.cpu.library import functions_of
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -180,10 +180,4 @@ _ARGUMENTS = {
 
 @cache
 def _functions() -> dict[str, Any] | None:
-    lib = library()
-    if lib is None or not hasattr(lib, "learn_norm"):
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(lib, name)
-        function.argtypes, function.restype = arguments, None
-    return {name: getattr(lib, name) for name in _ARGUMENTS}
+    return functions_of(_ARGUMENTS)

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mafrt.core.atomic_files import fsync
 from mafrt.core.errors import ConfigError
@@ -69,6 +70,17 @@ def library() -> ctypes.CDLL | None:
         why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or error
         log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", why)
         return None
+
+
+def functions_of(arguments: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
+    """Functions of the library that return nothing, by name, with the types of their arguments; None without them."""
+    lib = library()
+    if lib is None or not all(hasattr(lib, name) for name in arguments):
+        return None
+    functions = {name: getattr(lib, name) for name in arguments}
+    for name, function in functions.items():
+        function.argtypes, function.restype = list(arguments[name]), None
+    return functions
 
 
 def tried() -> bool:

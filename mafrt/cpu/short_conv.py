@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.cpu.library import library
+from mafrt.cpu.library import functions_of
 
 TAPS = 4
 
@@ -106,11 +106,8 @@ def _call(name: str, *args: Any) -> None:
 
 @cache
 def _functions() -> dict[str, Any] | None:
-    lib = library()
-    if lib is None or not hasattr(lib, "short_conv"):
-        return None
-    arguments = {"short_conv": [ctypes.POINTER(_Given), _I], "short_conv_step": [_P, _L, _P, _P, _P, _L, _L, _I]}
-    for name, each in arguments.items():
-        function = getattr(lib, name)
-        function.argtypes, function.restype = each, None
-    return {name: getattr(lib, name) for name in arguments}
+    arguments: dict[str, list[Any]] = {
+        "short_conv": [ctypes.POINTER(_Given), _I],
+        "short_conv_step": [_P, _L, _P, _P, _P, _L, _L, _I],
+    }
+    return functions_of(arguments)
