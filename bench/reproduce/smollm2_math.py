@@ -3,9 +3,10 @@
 SmolLM2-135M-Instruct first imitates solved story problems (the start, shared by all arms): few plans, which a person
 would have to write, and many calculations, which any calculator writes. From the same adapters, per seed: reinforcement
 learning (configs/smollm2_math.yaml), and imitation of the right ones among as many episodes that the start itself plays
-(rejection sampling). Settings are chosen on stories:validation; the tables are of stories:test and, whose sentences no
-stage has seen, stories:new. Every stage is a mafrt command whose results lie in the output folder; a stage that is
-there is not run again.
+(rejection sampling). The rate and the passes of imitation and the rate of one agent alone are chosen with the first
+seed. Settings are chosen on stories:validation; the tables are of stories:test and, whose sentences no stage has seen,
+stories:new. Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not run
+again.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ ABLATIONS: dict[str, tuple[object, ...]] = {
 }
 """Reinforcement learning without one of its parts, or at another rate: label -> words beside the config."""
 ARMS = (LEARNS, IMITATES, *ABLATIONS)
+RATES = {ALONE: (1e-4, 3e-5, 3e-4), IMITATES: (1e-4, 3e-4, 9e-4)}
+"""of the rivals; validation problems choose among them"""
+TRIED = 2
+"""one of so many iterations is played to try a rate of one agent alone"""
+PASSES = 2
+"""most passes of imitation; after each one the adapters are scored"""
 TEAM, FIRST_TEAM = "profiles/smollm2_math.json", "profiles/smollm2_start.json"
 """of all arms but those whose team is written into the output folder; of the warm start and of imitation, the same
 without what reinforcement learning alone needs"""
@@ -145,36 +152,81 @@ def answer_tokens(arm: str) -> int:
 
 def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
     """The adapters of one arm with one seed."""
+    if arm == IMITATES:
+        return imitated(args, seed, *chosen_imitation(args))
+    if arm == ALONE:
+        rates = {rate: tried_alone(args, rate) for rate in RATES[ALONE]}
+        return learnt(args, arm, seed, "--lr", max(rates, key=lambda rate: rates[rate])) / "best"
+    return learnt(args, arm, seed) / "best"
+
+
+def learnt(args: argparse.Namespace, arm: str, seed: int, *words: object, name: str = "", less: int = 1) -> Path:
+    """The run of an arm that learns from rewards, or of one that only plays; with one of `less` iterations."""
+    folder: Path = args.output / f"{name or name_of(arm)}_{seed}"
+    if not (folder / "summary.json").is_file():
+        own = ("--profile_path", team_of(arm, args.output), "--max_new_tokens", answer_tokens(arm))
+        sizes = ("--iterations", -(-args.iterations // less), "--n_rollout_threads", args.episodes)
+        looks = 0 if "--freeze" in words else args.validation
+        common = (*sizes, "--eval_episodes", looks, "--seed", seed, "--load_path", warm_start(args, arm))
+        math = ("--config", CONFIGS / "smollm2_math.yaml", "--model_name_or_path", args.model_name_or_path, *common)
+        whole = (*math, *own, *ABLATIONS.get(arm, ()), *words, "--run_dir", folder)
+        run(train_math.main, *whole, makes=folder / "summary.json")
+    return folder
+
+
+def tried_alone(args: argparse.Namespace, rate: float) -> float:
+    """The best validation score of one agent alone along a shorter run at this rate."""
+    words, name = ("--lr", rate, "--eval_interval", 5), f"tried_alone_{rate:.0e}"
+    folder = learnt(args, ALONE, args.seeds[0], *words, name=name, less=TRIED)
+    lines = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
+    return max(float(line["eval/avg@1"] + line["eval/greedy"]) for line in lines if line["iteration"])
+
+
+def imitated(args: argparse.Namespace, seed: int, rate: float, passes: int) -> Path:
+    """The start's adapters after they have imitated the right ones of its own episodes, in so many passes."""
     out: Path = args.output
-    start = warm_start(args, arm)
-    words: tuple[object, ...]
-    common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
-    sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
-    math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes, "--eval_episodes", args.validation)
-    if arm != IMITATES:
-        folder = out / f"{name_of(arm)}_{seed}"
-        words = ("--profile_path", team_of(arm, out), "--max_new_tokens", answer_tokens(arm))
-        if not (folder / "summary.json").is_file():
-            more = (*words, *ABLATIONS.get(arm, ()), "--run_dir", folder)
-            run(train_math.main, *math, *more, makes=folder / "summary.json")
-        return folder / "best"
-    played, folder = out / f"played_{seed}", out / f"imitation_{seed}"
-    if not (played / "summary.json").is_file():
-        more = ("--run_dir", played, "--freeze", "all", "--eval_episodes", 0)
-        run(train_math.main, *math, *more, makes=played / "summary.json")
-    if not (folder / "adapters").is_dir():
-        words = ("--config", CONFIGS / "smollm2_start.yaml", *common, "--lr", 1e-4, "--episodes_path", played)
-        run(train_sft.main, *words, "--records_path", "none", "--run_dir", folder)
-    return folder / "adapters"
+    played = learnt(args, IMITATES, seed, "--freeze", "all", name="played")
+    adapters = warm_start(args, IMITATES)
+    for done in range(1, passes + 1):
+        folder = out / f"imitation_{rate:.0e}_{done}_{seed}"
+        if not (folder / "adapters").is_dir():
+            words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
+            words += ("--load_path", adapters, "--episodes_path", played, "--records_path", "none")
+            run(train_sft.main, *words, "--lr", rate, "--seed", seed, "--run_dir", folder)
+        adapters = folder / "adapters"
+    return adapters
 
 
-def evaluate(name: str, arm: str, split: str, adapters: Path, args: argparse.Namespace) -> Scores:
-    """Scores of an arm's adapters on a split of the stories."""
+def chosen_imitation(args: argparse.Namespace) -> tuple[float, int]:
+    """The rate and the number of passes whose adapters are best on validation problems, with the first seed."""
+    seed, scores = args.seeds[0], {}
+    for rate in RATES[IMITATES]:
+        for passes in range(1, PASSES + 1):
+            adapters = imitated(args, seed, rate, passes)
+            name = f"imitation_{rate:.0e}_{passes}_{seed}"
+            found = evaluate(name, IMITATES, "validation", adapters, args, args.validation)
+            scores[rate, passes] = found.sampled + found.greedy
+    return max(scores, key=lambda setting: scores[setting])
+
+
+def evaluate(
+    name: str, arm: str, split: str, adapters: Path, args: argparse.Namespace, tasks: int | None = None
+) -> Scores:
+    """Scores of an arm's adapters on a split of the stories; `tasks` of it, else those of the tables."""
     path = args.output / f"{name}_{split}.json"
     if not path.is_file():
         words = ["--load_path", adapters, "--model_name_or_path", args.model_name_or_path]
         words += ["--profile_path", team_of(arm, args.output), "--dataset_path", f"stories:{split}"]
-        words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", answer_tokens(arm), "--output", path]
+        words += [
+            "--tasks",
+            tasks or args.tasks,
+            "--k",
+            args.samples,
+            "--max_new_tokens",
+            answer_tokens(arm),
+            "--output",
+            path,
+        ]
         run(command.main, *words)
     metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
     return Scores(metrics[f"eval/avg@{args.samples}"], metrics["eval/greedy"])

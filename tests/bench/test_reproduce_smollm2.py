@@ -51,6 +51,33 @@ def test_the_table_shows_gains_over_the_start():
     ]
 
 
+def test_rivals_are_chosen_on_validation_problems_with_the_first_seed(tmp_path, monkeypatch):
+    args = smollm2_math.parse(["--seeds", "4", "5", "--output", str(tmp_path)])
+    asked = []
+
+    def imitated(args, seed, rate, passes):
+        assert seed == 4
+        return rate, passes
+
+    def evaluate(name, arm, split, adapters, args, tasks):
+        asked.append((split, tasks))
+        return Scores(0.5 - abs(adapters[0] - 3e-4), adapters[1] / 10)
+
+    def learnt(args, arm, seed, flag, rate, *words, name, less):
+        (tmp_path / name).mkdir()
+        scores = {0: 1.0, 5: rate, 10: 0.0}  # the start's own score chooses nothing
+        lines = [{"iteration": step, "eval/avg@1": each, "eval/greedy": 0.0} for step, each in scores.items()]
+        (tmp_path / name / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return tmp_path / name
+
+    monkeypatch.setattr(smollm2_math, "imitated", imitated)
+    monkeypatch.setattr(smollm2_math, "evaluate", evaluate)
+    monkeypatch.setattr(smollm2_math, "learnt", learnt)
+    assert smollm2_math.chosen_imitation(args) == (3e-4, smollm2_math.PASSES)
+    assert set(asked) == {("validation", args.validation)}
+    assert [smollm2_math.tried_alone(args, rate) for rate in (1e-4, 3e-4)] == [1e-4, 3e-4]
+
+
 @pytest.mark.nightly
 @pytest.mark.ci
 @pytest.mark.slow
