@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.envs.code import build
+from mafrt.envs.code.build import CodeSettings
 from mafrt.envs.code.by_workflow import CODER_TESTER
-from mafrt.envs.code.config import CodeSettings
 from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_team, prepared_run

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mafrt.core.errors import ConfigError
 from mafrt.envs.dsbench import build
+from mafrt.envs.dsbench.build import DsbenchSettings
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.config import REFUSED, DsbenchSettings
 from mafrt.envs.dsbench.demonstrations import demonstrations
+from mafrt.envs.dsbench.env import REFUSED
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.envs.dsbench.roles import ROLES
 from mafrt.scripts.cli.command import Command, Settings

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.envs.math import build
-from mafrt.envs.math.config import MathSettings
+from mafrt.envs.math.build import MathSettings
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_team, prepared_run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError
 from mafrt.envs.search import build
-from mafrt.envs.search.config import SearchSettings
+from mafrt.envs.search.build import SearchSettings
 from mafrt.envs.search.demonstrations import demonstrations
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings

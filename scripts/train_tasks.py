@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.envs.tasks import build
-from mafrt.envs.tasks.config import TaskSettings
+from mafrt.envs.tasks.build import TaskSettings
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import guarded_run, load_team, prepared_run

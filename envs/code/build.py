@@ -1,8 +1,9 @@
-"""The code environment from its settings."""
+"""The code environment and its settings, from which flags and their help follow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mafrt.config.team import Team
@@ -12,6 +13,25 @@ from mafrt.envs.code.task_env import CodeTaskEnv
 from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
 from mafrt.envs.construction import Construction, evaluated_split, held_out_note, hold_out, subset
 from mafrt.envs.workflows.config import workflow_options
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """Problems."""
+
+    dataset_path: str = "programs"
+    """HumanEval-, MBPP- or APPS-style JSONL, or shipped data: functions, or programs, which suit the teaching base"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of your own"""
+    coder_turns: int | None = None
+    """coder_tester: turns of the Coder in a row while its program fails to compile or raises; default: 2"""
+    reviews: int | None = None
+    """coder_tester: times that the Tester, if the team has one, may send a program back; default: 1"""
+    program_timeout: float = 10.0
+    """seconds that a program and all its tests may take"""
+    program_memory: int = 1024
+    """MiB of memory that they may take"""
+
 
 NAME = "code"
 DEFAULT_SET = "programs"

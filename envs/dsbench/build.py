@@ -1,21 +1,53 @@
-"""The DSBench environment from its settings."""
+"""The DSBench environment and its settings, from which flags and their help follow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.text import counted
 from mafrt.envs.construction import TEST, Construction, evaluated_split, part_of
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.records import Loaded, find_records, load_records
 from mafrt.envs.dsbench.tasks import TabularTask
+
+
+@dataclass(frozen=True)
+class DsbenchSettings:
+    """Tasks and team workflow."""
+
+    data_root: str | None = None
+    """folder that the records' paths are relative to; default: the built-in tasks"""
+    dataset_path: str | None = None
+    """JSON or JSONL of DSBench records; default: found in data_root, else the built-in tasks"""
+    eval_dataset_path: str | None = None
+    """held-out records; default: found in data_root, else the last tenth of your own tasks"""
+    task_metrics: str | None = None
+    """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
+    agent_turns: tuple[int, ...] = (4,)
+    """turns that each agent has: one number, or one for each of data_engineer, modeler and analyst"""
+    style: Literal["full", "brief"] = "full"
+    """prompt style: a page, or a few lines and the helper module lab, for very small models"""
+    lab: bool = False
+    """put the helper module lab into the workspace; the brief style always does"""
+    program_timeout: float = 60.0
+    """seconds that a program may take"""
+    program_memory: int = 2048
+    """MiB of memory that it may take"""
+    workspace_mib: int = 256
+    """MiB of all files of an episode; tasks with larger tables are left out"""
+    check: bool = False
+    """read and validate all records, name each problem, and leave"""
+    demonstrations: str | None = None
+    """write good and careless programs in the brief style to this JSONL, for train_sft, and leave"""
+    demonstration_episodes: int = 200
+    """episodes that they come from"""
+
 
 NAME = "dsbench"
 HELD_OUT_SHARE = 0.1

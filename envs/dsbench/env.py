@@ -16,12 +16,18 @@ from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.config import REFUSED
 from mafrt.envs.dsbench.records import find_records, load_records
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done, turns_of
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.tasks import TabularTask
 from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, BenchOptions, FileSummary
+
+FIXED_FLOW = (
+    "every stage (data_engineer, modeler, analyst) works on the files that the stage before it left in the workspace, "
+    "so the order of turns is fixed; leave it out, or take other tasks, such as math or code, for another workflow."
+)
+REFUSED = dict.fromkeys(("workflow", "horizon", "sees", "routes", "judge", "tools", "tool_turns"), FIXED_FLOW)
+"""Settings of workflows, which these tasks cannot have, with the reason."""
 
 STYLES = ("full", "brief")
 PRELUDE = "from lab import *\n"

@@ -1,11 +1,12 @@
-"""The math environment from its settings."""
+"""The math environment and its settings, from which flags and their help follow."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from mafrt.config.team import Team
 from mafrt.envs.construction import TEST, Construction, evaluated_split, held_out_note, hold_out, named_split, subset
@@ -14,6 +15,19 @@ from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.mixed import MixedTasks, named_sets, repeated, weights_of
 from mafrt.envs.workflows.config import workflow_options
+
+
+@dataclass(frozen=True)
+class MathSettings:
+    """Problems."""
+
+    dataset_path: str | None = None
+    """file, Hugging Face id, stories:train, arithmetic:train, or several as A@WEIGHT,B; default: shipped problems"""
+    eval_dataset_path: str | None = None
+    """held-out problems, or several sets as A,B; default: shipped ones, or the last tenth (at most 200) of yours"""
+    score_answers_by: Literal["result", "plan"] = "result"
+    """with --coach rules, an answer that carries out a wrong plan without a mistake: wrong (result) or right (plan)"""
+
 
 NAME = "math"
 _GENERATED = re.compile(r"\b(stories|arithmetic):validation\b")

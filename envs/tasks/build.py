@@ -1,8 +1,9 @@
-"""Tasks with a reward function, from their settings."""
+"""Tasks with a reward function and their settings, from which flags and their help follow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mafrt.config.team import Team
@@ -11,6 +12,19 @@ from mafrt.envs.construction import Construction, evaluated_split, held_out_note
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.tasks.env import RewardEnv
 from mafrt.envs.workflows.config import workflow_options
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Tasks and their reward."""
+
+    dataset_path: str | None = None
+    """JSON, JSONL or Parquet with a problem in each record (a text, or chat messages), or a Hugging Face data set id"""
+    reward: str | None = None
+    """file.py:function or package.module:function that grades a text: function(text, record) -> number"""
+    eval_dataset_path: str | None = None
+    """held-out tasks; default: the last tenth (at most 200) of dataset_path"""
+
 
 NAME = "tasks"
 

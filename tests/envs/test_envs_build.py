@@ -11,12 +11,12 @@ import pytest
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.envs.code import build as code
-from mafrt.envs.code.config import CodeSettings
+from mafrt.envs.code.build import CodeSettings
 from mafrt.envs.dsbench import build as dsbench
-from mafrt.envs.dsbench.config import DsbenchSettings
+from mafrt.envs.dsbench.build import DsbenchSettings
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.math import build as math
-from mafrt.envs.math.config import MathSettings
+from mafrt.envs.math.build import MathSettings
 from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.envs.workflows.registry import WORKFLOWS, make_workflow, register_workflow
 
