@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ from mafrt.core.types import Completion
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, before_stop, tokens_of
 from mafrt.environment.chat_api.server import Said
 from mafrt.environment.tool_calls import visible
-from mafrt.scripts.serving.text_pieces import TextPieces
 from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.scripts.serving.workflow import play_problem
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
+
 
 TEAM = "team"
 """Name of the model that plays the workflow."""
@@ -172,3 +172,36 @@ def _pass_on(
     answer.set_result(
         ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)
     )
+
+
+_HALF = "\ufffd"
+"""Stands for the bytes of a character that is not whole yet."""
+
+
+class TextPieces:
+    """Called with the tokens so far; hands on the text that is new and certain.
+
+    Args:
+        tokenizer: decodes the tokens.
+        stops: texts at which the answer ends; they are no part of it.
+        said: takes the pieces.
+        ends: end tokens, which are no part of the answer.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], said: Callable[[str], None], ends: Collection[int] = ()
+    ) -> None:
+        self._tokenizer, self._stops, self._said, self._ends = tokenizer, stops, said, ends
+        self._held = max((len(stop) for stop in stops), default=1) - 1
+        """characters at the end that may be the beginning of a stop text"""
+        self._done = 0
+        """characters handed on"""
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        said = ids[:-1] if len(ids) and ids[-1] in self._ends else ids
+        text = self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = before_stop(text, self._stops)[0].rstrip(_HALF)
+        certain = text[: len(text) - self._held]
+        if len(certain) > self._done:
+            self._said(certain[self._done :])
+            self._done = len(certain)

@@ -19,9 +19,8 @@ from helpers_report import TEAM, browsing, episode, make_run
 
 from mafrt.core.types import Episode, Turn
 from mafrt.scripts import report, show
-from mafrt.scripts.reporting.findings import findings_of
 from mafrt.scripts.reporting.live import make_server
-from mafrt.scripts.reporting.page import build_page
+from mafrt.scripts.reporting.page import build_page, findings_of
 from mafrt.scripts.reporting.run_data import Table, read_run
 from mafrt.storage.transcripts import TranscriptWriter
 

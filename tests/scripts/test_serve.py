@@ -30,9 +30,8 @@ from mafrt.envs.math import MathEnv
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.build import voices_of
 from mafrt.scripts import chat, serve_team, train_math
-from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.answers import TeamAnswers, TextPieces
 from mafrt.scripts.serving.engine_queue import EngineQueue
-from mafrt.scripts.serving.text_pieces import TextPieces
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
 TEAM = Team((AgentSpec("reasoner", prompt="Plan."), AgentSpec("actor", prompt="Solve.", with_answer=True)))
