@@ -42,7 +42,7 @@ IMPORTED = (
 def main(address: str, tests: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; this process ends after them
     os.fsync = lambda descriptor: None  # as in conftest.py
-    importlib.import_module("mafrt.models.generation_import").import_generation()
+    importlib.import_module("mafrt.models.pretrained").import_generation()
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()

@@ -15,7 +15,7 @@ from mafrt.environment.base import AdaptedEnv
 
 
 class FromPettingZoo(AdaptedEnv):
-    """Base of the classes that `mafrt.environment.foreign` makes; `factory` builds the foreign environment."""
+    """Base of the classes that `mafrt.environment.registry` makes; `factory` builds the foreign environment."""
 
     factory: ClassVar[Any]
 

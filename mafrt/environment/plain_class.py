@@ -35,7 +35,7 @@ from mafrt.environment.base import AdaptedEnv
 
 
 class PlainEnv(AdaptedEnv):
-    """Base of the classes that `mafrt.environment.foreign` makes; `factory` builds the user's object."""
+    """Base of the classes that `mafrt.environment.registry` makes; `factory` builds the user's object."""
 
     factory: ClassVar[Any]
 

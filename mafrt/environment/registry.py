@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
@@ -14,8 +15,9 @@ from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.base import Env
-from mafrt.environment.foreign import adapted
 from mafrt.environment.from_mrlm import standing_in
+from mafrt.environment.from_pettingzoo import FromAec, FromParallel
+from mafrt.environment.plain_class import PlainEnv
 from mafrt.environment.session import Session, session_of
 
 REMOTE = "grpc://"
@@ -269,3 +271,24 @@ def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, 
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
             raise EnvError(f"{env_name} needs the setting {name!r}; give it, or give it a default in the constructor")
+
+
+def adapted(kind: type, factory: Any = None) -> type[Env] | None:
+    """A `mafrt.Env` class around a user's class; None if it has no `reset` and `step`.
+
+    It has the name and the module of the user's class, so that a run records that one and messages name it; or those
+    of `factory`, a function that makes its instances, such as the `env` and `parallel_env` of PettingZoo's modules.
+    """
+    factory = factory or kind
+    if not callable(getattr(kind, "reset", None)) or not callable(getattr(kind, "step", None)):
+        return None
+    told = factory if hasattr(factory, "__qualname__") else kind
+    names = {"factory": staticmethod(factory), "__doc__": kind.__doc__, "__module__": told.__module__}
+    return type(told.__name__, (_adapter(kind),), {**names, "__qualname__": told.__qualname__})
+
+
+def _adapter(kind: type) -> Any:
+    pettingzoo: Any = sys.modules.get("pettingzoo")  # a class of pettingzoo cannot be there without it
+    if pettingzoo is not None and issubclass(kind, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
+        return FromAec if issubclass(kind, pettingzoo.AECEnv) else FromParallel
+    return PlainEnv

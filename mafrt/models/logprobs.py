@@ -22,7 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mafrt.models.exact_dtype import exact_dtype
+
+def exact_dtype(tensor: Tensor) -> torch.dtype:
+    """The number format of sums and exponentials that half precision would spoil."""
+    return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+
 
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Logits held at a time, by device type, in the model's precision; also in float32, twice."""

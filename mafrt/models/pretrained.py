@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +14,11 @@ import torch
 from torch import Tensor
 
 from mafrt.config import permission
-from mafrt.core.errors import ConfigError, ModelError, is_panic
+from mafrt.core.errors import ConfigError, MissingExtraError, ModelError, is_panic
+from mafrt.core.extras import install
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
-from mafrt.models.generation_import import import_generation
-from mafrt.models.quantization import check_quantised, keep_differentiable, quantisation
 
 log = logging.getLogger(__name__)
 
@@ -267,3 +268,87 @@ def check_folder(name: str, path: str) -> None:
     # message.
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ModelError(f"found no model folder {name}; expected one that exists, or a Hugging Face model id")
+
+
+PART = "transformers.generation.candidate_generator"
+"""The module that draws the curve."""
+
+
+def import_generation() -> None:
+    """Import transformers' `generation` package without scikit-learn, which takes a quarter of a base's loading time.
+
+    Every model class imports that package, and it imports scikit-learn, SciPy and pandas where they are installed, for
+    one curve of a decoding method that mafrt does not use. So import `PART` as if scikit-learn were not installed, then
+    let it import scikit-learn when the curve is drawn.
+
+    Does nothing if the module is there already, or if transformers does not ask about scikit-learn.
+    """
+    from transformers import utils
+
+    if PART in sys.modules or not hasattr(utils, "is_sklearn_available"):
+        return
+    installed = utils.is_sklearn_available
+    utils.is_sklearn_available = lambda: False
+    try:
+        from transformers.generation import candidate_generator as part
+    finally:
+        utils.is_sklearn_available = installed
+    module: Any = part
+    module.is_sklearn_available = installed
+    if installed():
+        module.roc_curve = _roc_curve
+
+
+def _roc_curve(*args: Any, **words: Any) -> Any:
+    from sklearn.metrics import roc_curve
+
+    return roc_curve(*args, **words)
+
+
+def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a frozen base in 4 bits (QLoRA; Dettmers 2023, 2305.14314) or 8 (LLM.int8;
+    Dettmers 2022, 2208.07339), without head and embedding.
+
+    Adapters stay float32: their gradients need no finer base. Raises MissingExtraError without bitsandbytes."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError(f"a base in 4 or 8 bits needs bitsandbytes; run {install('quant')}.")
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+        )
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    return {
+        "quantization_config": config,
+        "device_map": {"": device.type if index is None else f"{device.type}:{index}"},
+    }
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights for inference.
+
+    On CPUs with AVX512-BF16 a layer in eval mode packs its weights in the first no-grad forward, and then propagates no
+    gradient: adapters in earlier layers would silently not learn. Here the same layers serve sampling and training.
+    """
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def check_quantised(name: str, model: torch.nn.Module) -> None:
+    """Raise ModelError for layers of bitsandbytes that have got ordinary weights, which they cannot compute with."""
+    for path, module in model.named_modules():
+        state = {"Linear4bit": "quant_state", "Linear8bitLt": "SCB"}.get(type(module).__name__, "")
+        parts = (getattr(module, part, None) for part in ("weight", "state"))
+        if state and all(getattr(part, state, None) is None for part in parts):
+            raise ModelError(
+                f"the config.json of the model {name!r} says that bitsandbytes quantised its weights, and "
+                f"{path}.weight is not quantised; take the quantization_config out of its config.json, and give "
+                "--load_in_4bit to have them quantised while loading"
+            )

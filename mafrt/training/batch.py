@@ -1,6 +1,6 @@
 """Collation of turns into padded batches. The only module that turns `Turn`s into tensors.
 
-A row is a turn: its prompt, then its action; turns that begin a longer one are read off its row (`joined_turns.py`).
+A row is a turn: its prompt, then its action; turns that begin a longer one are read off its row (`join`).
 Rows are padded on the right: under a causal mask real tokens never attend to the padding, so no attention mask is
 needed. The hidden state that predicts action token t is at position t - 1; `Batch.predict` holds these positions of all
 turns as flat indices.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,31 @@ from torch import Tensor
 from mafrt.core.types import Turn
 from mafrt.models.packing import LEAST_SHARED
 from mafrt.models.tensors import floats, integers, moved
-from mafrt.training.joined_turns import join
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
+
+
+def join(turns: Sequence[Turn], owners: Sequence[Any]) -> list[list[int]]:
+    """Which turns share a row: indices into `turns`, the shortest first; the last one has the row's tokens.
+
+    A chat that only grows gives its agent one prompt after another, each with the agent's last answer in it. A causal
+    model's states at a turn's tokens do not depend on what follows, so the longest turn's row has the states of all.
+
+    `owners`: of each turn what those of one row have in common, such as the adapter; comparable with `<`.
+    """
+    tokens = [(*turn.prompt_ids, *turn.action_ids) for turn in turns]
+    joined: list[list[int]] = []
+    after: int | None = None
+    # In lexical order a sequence is followed by those that begin with it.
+    for n in sorted(range(len(turns)), key=lambda n: (owners[n], tokens[n], n), reverse=True):
+        begins = after is not None and owners[after] == owners[n] and tokens[after][: len(tokens[n])] == tokens[n]
+        if begins:
+            joined[-1].append(n)
+        else:
+            joined.append([n])
+        after = n
+    return sorted((row[::-1] for row in joined), key=lambda row: row[-1])
 
 
 MOST_PADDED = 4

@@ -23,9 +23,9 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.value_head import ValueHead, load_critic, save_critic
-from mafrt.training.base_pass import base_pass, exchange
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
+from mafrt.training.token_scores import base_pass, exchange
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase

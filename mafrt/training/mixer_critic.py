@@ -44,9 +44,9 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.q_mixer import TeamValue, follow, target_of
-from mafrt.training.base_pass import base_pass, exchange
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
+from mafrt.training.token_scores import base_pass, exchange
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase

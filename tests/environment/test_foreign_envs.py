@@ -15,8 +15,7 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
-from mafrt.environment.foreign import adapted
-from mafrt.environment.registry import make_env
+from mafrt.environment.registry import adapted, make_env
 from mafrt.environment.session import Session
 from mafrt.environment.text_space import AnyText
 from mafrt.environment.to_gymnasium import GymnasiumEnv

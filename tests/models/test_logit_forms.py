@@ -10,8 +10,8 @@ import torch
 from helpers_models import CHARS, SPECIAL, random_ids, tiny_model, tiny_tokenizer
 from torch import Tensor
 
-from mafrt.models.capped_attention import capped_attention
 from mafrt.models.logprobs import PLAIN, FrozenHead, LogitForm, token_logprobs
+from mafrt.models.packed_attention import capped_attention
 from mafrt.models.shared_base import SharedBase
 
 

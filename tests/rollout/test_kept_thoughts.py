@@ -23,7 +23,7 @@ from mafrt.rollout.player import Player
 from mafrt.rollout.prompts import AgentTokenizer, encode_prompt
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.trained_team import TrainedTeam
-from mafrt.training.joined_turns import join
+from mafrt.training.batch import join
 
 STRIPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -11,10 +11,8 @@ from helpers_learner import make_learner, make_turns
 from helpers_models import ALL, add_random_adapter, tiny_base
 from test_adapter_scope import scoped_base
 
-from mafrt.training.base_pass import base_pass
-from mafrt.training.batch import collate, micro_batches, split
-from mafrt.training.joined_turns import join
-from mafrt.training.token_scores import token_scores
+from mafrt.training.batch import collate, join, micro_batches, split
+from mafrt.training.token_scores import base_pass, token_scores
 
 AGENTS = ("ann", "bob")
 LIKE = make_turns(1)[0]
