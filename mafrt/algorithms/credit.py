@@ -16,7 +16,6 @@ from mafrt.algorithms.rewards import (
     Row,
     are_opponents,
     fill_later,
-    pays_by_turn,
     reward_rows,
 )
 from mafrt.algorithms.stats import mean, no_spread, standardise, std, total
@@ -141,7 +140,9 @@ def _rows(
     kl_coef = rule.kl_coef if about.kl_coef is None else about.kl_coef
     in_reward = penalise and rule.kl_in == "reward"
     trajectories, lost = reward_rows(episodes, paying, about, kl_coef=kl_coef if in_reward else 0.0)
-    by_turn = pays_by_turn(trajectories) if about.by_turn is None else about.by_turn
+    by_turn = about.by_turn
+    if by_turn is None:  # whether some turn of an episode of several is paid by itself
+        by_turn = any(row.pay != 0.0 or row.late for rows in trajectories if len(rows) > 1 for row in rows)
     opponents = are_opponents(trajectories) if about.opponents is None else about.opponents
     return rule, trajectories, dataclasses.replace(about, by_turn=by_turn, opponents=opponents), lost
 

@@ -284,11 +284,6 @@ def moved_pay(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
     return {key: total(amounts) for key, amounts in moved.items() if any(amounts)}
 
 
-def pays_by_turn(trajectories: Sequence[Sequence[Row]]) -> bool:
-    """Whether some turn of an episode of several turns is paid by itself, by the environment or the coach."""
-    return any(row.pay != 0.0 or row.late for rows in trajectories if len(rows) > 1 for row in rows)
-
-
 def are_opponents(trajectories: Sequence[Sequence[Row]]) -> bool:
     """Whether the environment's pay of the agents adds up to 0 in every episode, and is not all 0."""
     found = False

@@ -1,6 +1,9 @@
 """Collation of turns into padded batches. The only module that turns `Turn`s into tensors.
 
-A row is a turn: its prompt, then its action; turns that begin a longer one are read off its row (`join`).
+A row is a turn: its prompt, then its action. A chat that only grows gives its agent one prompt after another, each with
+the agent's last answer in it; a causal model's states at a turn's tokens do not depend on what follows, so turns that
+begin a longer one are read off its row (`join`).
+
 Rows are padded on the right: under a causal mask real tokens never attend to the padding, so no attention mask is
 needed. The hidden state that predicts action token t is at position t - 1; `Batch.predict` holds these positions of all
 turns as flat indices.
@@ -25,9 +28,6 @@ if TYPE_CHECKING:
 
 def join(turns: Sequence[Turn], owners: Sequence[Any]) -> list[list[int]]:
     """Which turns share a row: indices into `turns`, the shortest first; the last one has the row's tokens.
-
-    A chat that only grows gives its agent one prompt after another, each with the agent's last answer in it. A causal
-    model's states at a turn's tokens do not depend on what follows, so the longest turn's row has the states of all.
 
     `owners`: of each turn what those of one row have in common, such as the adapter; comparable with `<`.
     """
