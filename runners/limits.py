@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.config.agent import AgentSpec
+from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
@@ -70,9 +71,8 @@ def refuse_absurd(values: Mapping[str, Any], where: str = "") -> None:
         if isinstance(value, int | float) and value > most:
             raise ConfigError(f"{where}{name} is {value}; choose a value of at most {most:g}.")
     for name in ABOVE_ZERO:
-        value = values.get(name)
-        if isinstance(value, int | float) and value <= 0:
-            raise ConfigError(f"{where}{name} is {value}; choose a value above 0.")
+        if isinstance(values.get(name), int | float):
+            check_number(f"{where}{name}", values[name], above=0)
 
 
 def check_limits(config: TrainConfig, team: Team, models: Mapping[str, str], *, tokens_given: bool = True) -> None:

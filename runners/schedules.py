@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mafrt.config.schema import unknown
+from mafrt.config.schema import check_number, unknown
 from mafrt.core.errors import ConfigError
 
 
@@ -238,10 +238,7 @@ def make_schedule(
     """
     if name not in SCHEDULES:
         raise ConfigError(unknown("schedule", name, SCHEDULES))
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-        raise ConfigError(
-            f"agent_iteration_interval is {interval!r}; expected a whole number of iterations, 1 or more."
-        )
+    check_number("agent_iteration_interval", interval, least=1, whole=True)
     assigned = AgentAdapters.of(agents, frozen=frozen, adapters=adapters)
     if name == "concurrent":
         return Concurrent(assigned)

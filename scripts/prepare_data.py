@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mafrt.config.schema import at_least
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import counted
@@ -46,8 +47,7 @@ class PrepareSettings:
     """every random choice follows from it"""
 
     def __post_init__(self) -> None:
-        if self.test_size < 0:
-            raise ConfigError(f"test_size is {self.test_size}; choose a value of at least 0.")
+        at_least(self, 0, "test_size")
 
 
 EXAMPLES = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mafrt.config.schema import above
+from mafrt.config.schema import above, within
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_file_writable
@@ -43,8 +43,7 @@ class ReportSettings:
 
     def __post_init__(self) -> None:
         above(self, 0, "max_mib")
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+        within(self, 0, 65535, "port")
 
 
 COMMAND = Command(

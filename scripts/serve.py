@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt import __version__
+from mafrt.config.schema import above, at_least, within
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.environment.registry import held_out_of, make_env
@@ -44,10 +45,9 @@ class ServeEnvSettings:
     """seconds that a reset or step may take before its worker process is killed and the episode is lost"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
-        if self.max_sessions < 1 or not self.env_timeout_s > 0:
-            raise ConfigError("max_sessions must be 1 or more and env_timeout_s above 0.")
+        within(self, 0, 65535, "port")
+        at_least(self, 1, "max_sessions")
+        above(self, 0, "env_timeout_s")
 
 
 COMMAND = Command("serve", "Serve environments over gRPC to trainers elsewhere.", (ServeEnvSettings,))

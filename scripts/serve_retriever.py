@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import counted
-from mafrt.environment.local_server import LOOPBACK, address, bounded_server, listening, most_connections
+from mafrt.environment.local_server import address, bounded_server, listening, most_connections, token_for
 from mafrt.envs.search.questions import load_corpus
 from mafrt.envs.search.retrieval import TOKEN, Bm25
 from mafrt.envs.search.server import app
@@ -35,10 +35,8 @@ class RetrieverSettings:
     """passages of a query that names no topk"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
-        if not 1 <= self.topk <= 100:
-            raise ConfigError(f"topk is {self.topk}; choose one in 1..100.")
+        within(self, 0, 65535, "port")
+        within(self, 1, 100, "topk")
 
 
 COMMAND = Command(
@@ -51,11 +49,9 @@ COMMAND = Command(
 
 def serve(argv: Sequence[str]) -> int:
     asked = COMMAND.read(argv).make(RetrieverSettings)
-    token = os.environ.get(TOKEN) or None
     if asked.corpus_path is None:
         raise ConfigError("there is nothing to serve; give --corpus_path, a file of passages.")
-    if asked.host not in LOOPBACK and token is None:
-        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    token = token_for(asked.host, TOKEN)
     try:
         import uvicorn  # noqa: F401
     except ImportError as error:

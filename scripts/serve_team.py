@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mafrt.config.schema import above, at_least, within
 from mafrt.config.train_config import EngineConfig
-from mafrt.core.errors import ConfigError
 from mafrt.environment.chat_api.server import ChatServer, Limits
-from mafrt.environment.local_server import LOOPBACK
+from mafrt.environment.local_server import token_for
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaseSettings, SampleSettings
@@ -39,10 +38,9 @@ class ServeSettings:
     """max seconds of one call"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
-        if self.max_calls < 1 or not self.call_timeout_s > 0:
-            raise ConfigError("max_calls must be 1 or more and call_timeout_s above 0.")
+        within(self, 0, 65535, "port")
+        at_least(self, 1, "max_calls")
+        above(self, 0, "call_timeout_s")
 
 
 COMMAND = Command(
@@ -57,10 +55,7 @@ COMMAND = Command(
 def serve(argv: Sequence[str]) -> int:
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ServeSettings)
-    token = os.environ.get(TOKEN) or None
-    # Anyone who reaches the address can use the model, so that an open one needs a secret.
-    if asked.host not in LOOPBACK and token is None:
-        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    token = token_for(asked.host, TOKEN)
     # The port is taken before the model is loaded: one that is in use is then an error at once.
     answers = TeamAnswers()
     limits = Limits(calls=asked.max_calls, timeout_s=asked.call_timeout_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mafrt.config.agent import AgentSpec
+from mafrt.config.schema import at_least, check_number, within
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
@@ -51,14 +52,10 @@ class TinkerSettings:
     """max sequences sampled side by side"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
-        least = dict.fromkeys(("sessions", "adapters", "batch_tokens", "micro_batch_tokens", "max_batch_rows"), 1)
-        for name, low in {**least, "slots": 2}.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least {low}.")
-        if not 0 < self.body_mib <= 4096:
-            raise ConfigError(f"body_mib is {self.body_mib}; choose a value above 0 and at most 4096.")
+        within(self, 0, 65535, "port")
+        at_least(self, 1, "sessions", "adapters", "batch_tokens", "micro_batch_tokens", "max_batch_rows")
+        at_least(self, 2, "slots")
+        check_number("body_mib", self.body_mib, above=0, most=4096)
 
 
 COMMAND = Command(

@@ -22,13 +22,14 @@ from pathlib import Path
 from types import FrameType
 
 from mafrt.config.agent import LoraSpec
+from mafrt.config.schema import above, at_least, check_number, within
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
 from mafrt.core.http_request import StatusError
 from mafrt.core.shipped import base_folder
 from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_bases
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
-from mafrt.environment.local_server import LOOPBACK
+from mafrt.environment.local_server import token_for
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_team
 from mafrt.scripts.cli.run_main import run_main
@@ -76,19 +77,13 @@ class VllmSettings:
     """timeout in seconds until all servers answer"""
 
     def __post_init__(self) -> None:
-        for name in ("lora_rank", "max_loras", "servers", "gpus_per_server", "context_window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; choose 1 or more.")
-        if not 1 <= self.port <= 65536 - self.servers:
-            raise ConfigError(f"port is {self.port}; choose one in 1..{65536 - self.servers}.")
-        share = self.gpu_memory_utilization
-        if share is not None and not 0 < share <= 1:
-            raise ConfigError(f"gpu_memory_utilization is {share}; choose a value in (0, 1].")
+        at_least(self, 1, "lora_rank", "max_loras", "servers", "gpus_per_server", "context_window")
+        within(self, 1, 65536 - self.servers, "port")
+        if self.gpu_memory_utilization is not None:
+            check_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, most=1)
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; choose cpu or cuda (CUDA_VISIBLE_DEVICES names the GPUs).")
-        if not self.start_timeout_s > 0:
-            raise ConfigError("start_timeout_s must be above 0.")
+        above(self, 0, "start_timeout_s")
 
 
 COMMAND = Command(
@@ -102,8 +97,7 @@ def serve(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     asked = settings.make(VllmSettings)
     check_system("start the servers on a machine that has it")
-    if asked.host not in LOOPBACK and not os.environ.get(TOKEN):
-        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    token_for(asked.host, TOKEN)  # the servers read it themselves
     words, environments = command(asked, settings)
     _check_python(words[0])
     servers = [Server(words, own, asked, number) for number, own in enumerate(environments)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mafrt.config.schema import above, at_least
 from mafrt.core.errors import ConfigError
 from mafrt.scripts import train
 from mafrt.scripts.cli.command import Command, Settings, underscored
@@ -33,10 +34,8 @@ class DpoSettings:
     """pairs from the team's own play: the flags are then those of mafrt train, with --algorithm spin"""
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
-            raise ConfigError(f"beta is {self.beta}; choose a value above 0.")
-        if self.min_gap < 0:
-            raise ConfigError(f"min_gap is {self.min_gap}; choose a value of at least 0.")
+        above(self, 0, "beta")
+        at_least(self, 0, "min_gap")
 
 
 COMMAND = Command(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
@@ -52,9 +53,8 @@ class CodeEnv(Env):
         `limits`: the sandbox (default `bwrap`), and the seconds and MiB of a program with all its tests (10, 1024).
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
         """
-        for name, value in (("turns", turns), ("reviews", reviews)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, found {value!r}")
+        check_number("turns", turns, least=1, whole=True)
+        check_number("reviews", reviews, least=1, whole=True)
         self.team = team if team is not None else Team.of(("coder",))
         if len(self.team.names) > 2:
             raise ConfigError(

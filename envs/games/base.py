@@ -7,6 +7,7 @@ import random
 from types import MappingProxyType
 from typing import Any, Literal
 
+from mafrt.config.schema import check_bool, check_choice
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
@@ -51,10 +52,8 @@ class Game(Env):
     bounded = True
 
     def __init__(self, split: str = "train", brief: bool = False) -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS)}.")
-        if not isinstance(brief, bool):
-            raise ConfigError(f"brief is {brief!r}; choose true or false.")
+        check_choice("split", split, SPLITS)
+        check_bool("brief", brief)
         self.split, self.brief = split, brief
 
     def draw(self, rng: random.Random) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 
-from mafrt.core.errors import ConfigError
+from mafrt.config.schema import check_number
 from mafrt.core.types import Observation, Scored, StepResult
 from mafrt.envs.games.base import Game, Player, scored
 
@@ -67,8 +67,7 @@ class Sudoku(Game):
 
     def __init__(self, empty: int = 2, split: str = "train", brief: bool = False) -> None:
         super().__init__(split, brief)
-        if not 1 <= empty <= 10:
-            raise ConfigError(f"empty is {empty}; choose a value in [1, 10].")
+        check_number("empty", empty, least=1, most=10, whole=True)
         self.empty = empty
         self.filled: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mafrt.config.schema import check_choice
+from mafrt.config.schema import check_choice, check_number
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import clean_deep, error_line
 from mafrt.core.types import Message, Observation, StepResult
@@ -75,10 +75,8 @@ class OpenEnv(ReplayedEnv[Session]):
         """
         check_choice("split", split, SPLITS)
         for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
-            if type(value) is not int or not 1 <= value <= 10**6:
-                raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
-        if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= 3600:
-            raise ConfigError(f"timeout_s is {timeout_s!r}; expected seconds from 0 to 3600.")
+            check_number(what, value, least=1, most=10**6, whole=True)
+        check_number("timeout_s", timeout_s, above=0, most=3600)
         self.agents = (agents,) if isinstance(agents, str) else tuple(agents)
         self.turn_field, self.show = turn_field, (show,) if isinstance(show, str) else tuple(show)
         if (len(self.agents) > 1) != (turn_field is not None):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from mafrt.config.agent import AgentSpec
-from mafrt.config.schema import check_choice
+from mafrt.config.schema import check_choice, check_number
 from mafrt.config.team import Team
 from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.core.errors import ConfigError, EnvError
@@ -79,8 +79,7 @@ class ReasoningGym(TaskEnv):
         check_choice("split", split, SPLITS)
         levels = [level] if isinstance(level, int) else list(level or ())
         for what, value, least in (("size", size, 1), ("held_out_size", held_out_size, 1), ("seed", seed, 0)):
-            if type(value) is not int or not least <= value <= SHIFT:
-                raise ConfigError(f"{what} is {value!r}; expected a whole number from {least} to {SHIFT}.")
+            check_number(what, value, least=least, most=SHIFT, whole=True)
         if not all(type(each) is int and each >= 0 for each in levels):
             raise ConfigError(f"level is {level!r}; expected a whole number from 0 on, or a list of them.")
         if not isinstance(config or {}, Mapping):

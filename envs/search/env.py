@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Unpack
 
+from mafrt.config.schema import check_choice, check_number
 from mafrt.config.team import Team
 from mafrt.core.deadline import LateError, call_within
 from mafrt.core.errors import ConfigError, EnvError
@@ -63,8 +64,7 @@ class RetrieverChoice:
     """max seconds of one search"""
 
     def __post_init__(self) -> None:
-        if isinstance(self.topk, bool) or not isinstance(self.topk, int) or not 1 <= self.topk <= MOST_TOPK:
-            raise ConfigError(f"topk is {self.topk!r}; choose a whole number in 1..{MOST_TOPK}.")
+        check_number("topk", self.topk, least=1, most=MOST_TOPK, whole=True)
 
     def open(self, questions: Sequence[Question]) -> Retriever:
         """The retriever. Raises ConfigError for a server that does not answer, or nothing to search in."""
@@ -119,8 +119,7 @@ class SearchEnv(TaskEnv):
         Raises DataError for the data, ConfigError for a setting or a server that does not answer, MissingExtraError
         if a package is missing.
         """
-        if metric not in METRICS:
-            raise ConfigError(f"metric is {metric!r}; choose {' or '.join(METRICS)}.")
+        check_choice("metric", metric, METRICS)
         own: dict[str, Any] = {name: value for name, value in options.items() if name in RETRIEVER}
         self.retrieval = RetrieverChoice(**own)
         if questions is None:

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from mafrt.core.errors import ConfigError
+from mafrt.config.schema import check_choice
 from mafrt.envs.construction import SPLITS
 from mafrt.envs.search.questions import Question
 from mafrt.envs.search.retrieval import Passage
@@ -66,8 +66,7 @@ def numbers_of(split: str) -> list[int]:
 @cache
 def generated(split: str = "train", seed: int = 0) -> World:
     """The world of a split. Raises ConfigError for another one than train, validation and test."""
-    if split not in SPLITS:
-        raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS)}.")
+    check_choice("split", split, SPLITS)
     rng = random.Random(f"search:{split}:{seed}")
     boxes = numbers_of(split)
     rng.shuffle(boxes)

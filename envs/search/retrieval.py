@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mafrt.config.schema import check_number
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import brief, clean_text, error_line, real_number
@@ -100,8 +101,7 @@ class HttpRetriever:
             raise MissingExtraError(f"search needs a package: {install('search')}") from error
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"retriever is {url!r}; give a URL such as http://127.0.0.1:8000/retrieve.")
-        if not timeout_s > 0:
-            raise ConfigError(f"retriever_timeout_s is {timeout_s:g}; choose a value above 0.")
+        check_number("retriever_timeout_s", timeout_s, above=0)
         self.url, self.timeout_s = url, timeout_s
         token = os.environ.get(TOKEN)
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from mafrt.config.schema import check_choice
+from mafrt.config.schema import check_bool, check_choice, check_number
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import error_line
@@ -77,10 +77,8 @@ class TextArena(Env):
         check_choice("split", split, SPLITS)
         check_choice("opponent", opponent, OPPONENTS)
         for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
-            if type(value) is not int or not 1 <= value <= 10**6:
-                raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
-        if type(brief) is not bool:
-            raise ConfigError(f"brief is {brief!r}; expected true or false.")
+            check_number(what, value, least=1, most=10**6, whole=True)
+        check_bool("brief", brief)
         self.name, self.split, self.opponent, self.brief = name, split, opponent, brief
         self.num_tasks = size if split == "train" else held_out_size
         self.max_steps = max_turns

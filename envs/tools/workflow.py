@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
@@ -39,8 +40,7 @@ class ToolWorkflow(Chain):
         tools: Sequence[str] = ("calculator",),
     ) -> None:
         super().__init__(team, horizon, judge_lines, sees)
-        if isinstance(tool_turns, bool) or not isinstance(tool_turns, int) or tool_turns < 1:
-            raise ConfigError(f"tool_turns must be a whole number of at least 1, found {tool_turns!r}")
+        check_number("tool_turns", tool_turns, least=1, whole=True)
         self.tools, self.tool_turns = tuple(tools), tool_turns
         self.max_steps = horizon * len(self.names) * (tool_turns + 1)
         self.schemas: Mapping[str, str] = {}

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from mafrt.config import permission
-from mafrt.config.schema import check_choice
+from mafrt.config.schema import check_choice, check_number
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief, error_line, real_number
 from mafrt.core.types import StepResult
@@ -52,12 +52,11 @@ class VerifiersEnv(ProgramEnv):
         **config: Any,
     ) -> None:
         check_choice("split", split, SPLITS)
-        if max_tasks is not None and (isinstance(max_tasks, bool) or not isinstance(max_tasks, int) or max_tasks < 1):
-            raise ConfigError(f"max_tasks is {max_tasks!r}; choose a whole number of at least 1.")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s is {timeout_s}; choose a value above 0.")
-        if failed_reward is not None and real_number(failed_reward) is None:
-            raise ConfigError(f"failed_reward is {failed_reward!r}; choose a number, or leave it out.")
+        if max_tasks is not None:
+            check_number("max_tasks", max_tasks, least=1, whole=True)
+        check_number("timeout_s", timeout_s, above=0)
+        if failed_reward is not None:
+            check_number("failed_reward", failed_reward)
         refuse_files_of_runs([name, config])
         try:
             json.dumps(config, allow_nan=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
@@ -42,8 +43,7 @@ class MathChat(Chain):
                 "workflow 'mathchat' is played by three agents (one plans, one writes programs, one answers and has "
                 f"with_answer), found {', '.join(self.names)}; take profiles/mathchat.json"
             )
-        if isinstance(tool_turns, bool) or not isinstance(tool_turns, int) or tool_turns < 1:
-            raise ConfigError(f"tool_turns must be a whole number of at least 1, found {tool_turns!r}")
+        check_number("tool_turns", tool_turns, least=1, whole=True)
         self.planner, self.executor, _ = self.names
         self.tool_turns = tool_turns
         self.max_steps = horizon * (tool_turns + 2)

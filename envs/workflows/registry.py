@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mafrt.config.resolve import Registry, user_line
+from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.envs.workflows.chain import Chain
@@ -86,8 +87,7 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
             f"{name!r} is a {factory.__name__}, which is no workflow; inherit from "
             "mafrt.envs.workflows.registry.Workflow, and set max_steps"
         )
-    if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
-        raise ConfigError(f"horizon must be a whole number of rounds, at least 1, found {horizon!r}")
+    check_number("horizon", horizon, least=1, whole=True)
     for reserved in SPEAKS_AS:
         if reserved in team.names:
             raise ConfigError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mafrt.config.schema import above, at_least, check_fields, within
+from mafrt.config.schema import above, at_least, check_fields, check_number, within
 from mafrt.core.errors import ConfigError
 
 
@@ -157,5 +157,4 @@ class MixerSettings(CriticSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "replay_steps")
-        if not 0 < self.target_tau <= 1:
-            raise ConfigError(f"target_tau is {self.target_tau}; choose a value in (0, 1].")
+        check_number("target_tau", self.target_tau, above=0, most=1)

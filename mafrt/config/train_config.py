@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mafrt.config.agent import SCOPES, LoraSpec
 from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
-from mafrt.config.schema import above, at_least, check_choice, check_fields, describe
+from mafrt.config.schema import above, at_least, check_choice, check_fields, check_number, describe, within
 from mafrt.config.setting_synonyms import synonym
 from mafrt.core.errors import ConfigError
 
@@ -65,15 +65,11 @@ class PlayConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_batch_rows")
-        at_least(self, 0, "audit_turns", "thinking_budget")
-        if self.tree_samples is not None:
-            at_least(self, 1, "tree_samples")
-        if self.dynamic_sampling_rounds is not None:
-            at_least(self, 0, "dynamic_sampling_rounds")
+        at_least(self, 1, "tree_samples")
+        at_least(self, 0, "audit_turns", "thinking_budget", "dynamic_sampling_rounds")
+        within(self, 0, 1, "env_max_lost")
         if self.env_timeout_s is not None and not 0 < self.env_timeout_s < 1e6:
             raise ConfigError(f"env_timeout_s is {self.env_timeout_s}; choose a value above 0, or none for no limit.")
-        if not 0 <= self.env_max_lost <= 1:
-            raise ConfigError(f"env_max_lost is {self.env_max_lost}; choose a value in [0, 1].")
         if self.async_steps not in (0, 1):
             raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
         if self.temperature <= 0:
@@ -172,8 +168,7 @@ class TranscriptConfig:
 
     def __post_init__(self) -> None:
         above(self, 0, "transcript_max_mib")
-        if not 0 <= self.transcript_share <= 1:
-            raise ConfigError(f"transcript_share is {self.transcript_share}; choose a value in [0, 1].")
+        within(self, 0, 1, "transcript_share")
 
 
 @dataclass(frozen=True)
@@ -278,15 +273,9 @@ class CoachConfig:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "coach_concurrency", "coach_max_tokens")
-        at_least(self, 0, "coach_max_unscored")
-        for name in ("coach_budget", "coach_max_calls", "coach_price_in", "coach_price_out"):
-            if getattr(self, name) is not None:
-                at_least(self, 0, name)
-        if self.coach_max_unscored > 1:
-            raise ConfigError(f"coach_max_unscored is {self.coach_max_unscored}; choose a value in [0, 1].")
-        for name in ("coach_timeout", "coach_deadline"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value above 0.")
+        at_least(self, 0, "coach_budget", "coach_max_calls", "coach_price_in", "coach_price_out")
+        within(self, 0, 1, "coach_max_unscored")
+        above(self, 0, "coach_timeout", "coach_deadline")
         if self.coach_budget is not None and None in (self.coach_price_in, self.coach_price_out):
             raise ConfigError(
                 f"coach_budget is {self.coach_budget} and the prices are not known; give coach_price_in and "
@@ -321,15 +310,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        at_least(self, 1, "vllm_concurrency", "tensor_parallel_size")
-        for name in ("max_loras", "max_lora_rank"):
-            if getattr(self, name) is not None:
-                at_least(self, 1, name)
-        if not self.vllm_timeout > 0:
-            raise ConfigError(f"vllm_timeout is {self.vllm_timeout}; choose a value above 0.")
-        share = self.gpu_memory_utilization
-        if share is not None and not 0 < share <= 1:
-            raise ConfigError(f"gpu_memory_utilization is {share}; choose a value in (0, 1].")
+        at_least(self, 1, "vllm_concurrency", "tensor_parallel_size", "max_loras", "max_lora_rank")
+        above(self, 0, "vllm_timeout")
+        if self.gpu_memory_utilization is not None:
+            check_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, most=1)
 
 
 @dataclass(frozen=True)

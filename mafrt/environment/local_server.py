@@ -285,6 +285,14 @@ def listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
 
 
+def token_for(host: str, variable: str) -> str | None:
+    """The token in an environment variable. Raises ConfigError for none where other machines can reach `host`."""
+    token = os.environ.get(variable) or None
+    if host not in LOOPBACK and token is None:
+        raise ConfigError(f"host {host} can be reached from other machines; set a token in {variable}.")
+    return token
+
+
 def address(host: str, port: int) -> str:
     """`http://HOST:PORT`."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

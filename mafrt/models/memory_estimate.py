@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
+from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import error_line, shortened
@@ -211,8 +212,7 @@ def adapter_weights(shape: ModelShape, use: MemoryInputs) -> int:
 
 def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
     """Memory of one process. Raises ConfigError for an unknown layout or number of bits."""
-    if use.layout not in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
-        raise ConfigError(f"layout is {use.layout!r}; choose ddp, zero1, zero2, zero3 or fsdp.")
+    check_choice("layout", use.layout, ("ddp", "zero1", "zero2", "zero3", "fsdp"))
     if use.bits not in (32, 16, 8, 4):
         raise ConfigError(f"bits is {use.bits}; choose 32, 16, 8 or 4.")
     number = 4 if use.bits == 32 else 2

@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.schema import unknown
+from mafrt.config.schema import at_least, unknown
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.errors import DataError
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
@@ -75,9 +75,7 @@ class RecordPasses:
     """records to measure before and after training"""
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; choose a value of at least 1.")
+        at_least(self, 1, "epochs", "batch_size")
 
 
 def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:

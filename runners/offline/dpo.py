@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mafrt.algorithms.losses import Stats
 from mafrt.algorithms.preference_losses import dpo_loss
-from mafrt.core.errors import ConfigError
+from mafrt.config.schema import check_choice, check_number
 from mafrt.core.types import Episode
 from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
@@ -40,10 +40,8 @@ class Dpo:
     name, turns = "dpo", 2
 
     def __init__(self, beta: float = 0.1, reference: Literal["base", "initial"] = "base") -> None:
-        if not beta > 0:
-            raise ConfigError(f"beta is {beta}; choose a value above 0.")
-        if reference not in ("base", "initial"):
-            raise ConfigError(f"reference is {reference!r}; choose one of base, initial.")
+        check_number("beta", beta, above=0)
+        check_choice("reference", reference, ("base", "initial"))
         self.beta, self.reference = beta, reference
 
     def settings(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mafrt.config.schema import check_number
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
@@ -18,8 +19,7 @@ from mafrt.storage.run_dir import set_aside
 def demonstrations_file(settings: Settings) -> Path:
     """The file that is asked for. Raises ConfigError if it is a folder, or no episodes are asked for."""
     path, episodes = Path(settings["demonstrations"]).expanduser(), settings["demonstration_episodes"]
-    if episodes < 1:
-        raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
+    check_number("demonstration_episodes", episodes, least=1)
     if path.is_dir():
         raise ConfigError(f"demonstrations {path} is a folder; name a file.")
     if (why := is_writable(path.parent)) is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mafrt.config.schema import at_least
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
@@ -87,9 +88,7 @@ class PassSettings:
     """recompute activations in the backward pass: less memory, about a third more time"""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least 1.")
+        at_least(self, 1, "epochs", "batch_size")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mafrt.config.algorithm import AlgorithmSettings
+from mafrt.config.schema import above, at_least, within
 from mafrt.config.train_config import (
     CoachConfig,
     EngineConfig,
@@ -46,8 +47,7 @@ class BaseSettings:
     """keep the frozen base in 8 bits (LLM.int8, bitsandbytes); adapters stay float32"""
 
     def __post_init__(self) -> None:
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise ConfigError(f"threads is {self.threads}; choose a value in [1, 1024].")
+        within(self, 1, 1024, "threads")
         if self.load_in_4bit and self.load_in_8bit:
             raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
 
@@ -89,15 +89,9 @@ class ScaleSettings:
     """restarts after lost nodes or processes, without a new checkpoint in between, before the run is given up"""
 
     def __post_init__(self) -> None:
-        if not self.process_timeout_s > 0:
-            raise ConfigError(f"process_timeout_s is {self.process_timeout_s}; choose a value above 0.")
-        for name, least in (
-            *(("ray_nodes", 1), ("ray_procs_per_node", 1)),
-            *(("ray_envs", 0), ("ray_vllm", 0), ("ray_restarts", 0)),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; choose a value of at least {least}.")
+        above(self, 0, "process_timeout_s")
+        at_least(self, 1, "ray_nodes", "ray_procs_per_node")
+        at_least(self, 0, "ray_envs", "ray_vllm", "ray_restarts")
 
 
 @dataclass(frozen=True)
@@ -174,9 +168,7 @@ class EvaluateSettings:
     """replace the file of --output if it exists"""
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "k", "seed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least 0.")
+        at_least(self, 0, "tasks", "k", "seed")
         if not self.k and not self.greedy:
             raise ConfigError("k is 0 and greedy is off, so nothing would be played; switch one of them on.")
 
@@ -195,11 +187,9 @@ class BaselineSettings:
     """middle one of the three learning rates of the imitation; validation tasks choose among them and up to 4 passes"""
 
     def __post_init__(self) -> None:
-        for name, least in (("baseline_votes", 1), ("baseline_episodes", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least {least}.")
-        if self.baseline_lr <= 0:
-            raise ConfigError(f"baseline_lr is {self.baseline_lr:g}; choose a value above 0.")
+        at_least(self, 1, "baseline_votes")
+        at_least(self, 0, "baseline_episodes")
+        above(self, 0, "baseline_lr")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_shared_adapter_is_named_once():
     ("args", "kwargs", "words"),
     [
         (("roundrobin", ["a"]), {}, "did you mean 'round_robin'"),
-        (("round_robin", ["a"]), {"interval": 0}, "1 or more"),
+        (("round_robin", ["a"]), {"interval": 0}, "at least 1"),
         (("round_robin", ["a"]), {"interval": 1.5}, "whole number"),
         (("concurrent", []), {}, "at least one"),
         (("concurrent", ["a", "a"]), {}, "named once"),

@@ -272,8 +272,8 @@ def test_checks_are_judged_by_the_reference_and_the_hidden_tests(tasks, code, sa
 
 def test_settings_are_checked(tasks):
     for kwargs, words in [
-        ({"turns": 0}, "turns must be a whole number of at least 1"),
-        ({"reviews": True}, "reviews must be a whole number"),
+        ({"turns": 0}, "turns is 0; choose a value of at least 1"),
+        ({"reviews": True}, "reviews is True; expected a whole number"),
         ({"team": Team.of(["a", "b", "c"])}, "written by one agent, or by a Coder and a Tester"),
         ({"team": Team.of(["tool"])}, "no agent may be called 'tool'"),
         ({"tasks": ()}, "tasks is empty"),

@@ -149,7 +149,7 @@ def test_settings_are_checked():
     for kwargs, words in [
         ({"rewards": "all"}, "no rewards setting 'all'"),
         ({"workflow": "chian"}, "did you mean 'chain'?"),
-        ({"horizon": 0}, "horizon must be a whole number"),
+        ({"horizon": 0}, "horizon is 0; choose a value of at least 1"),
         ({"tasks": ()}, "tasks is empty"),
         ({"team": Team((AgentSpec("a"), AgentSpec("b")))}, "(a, b) has with_answer: true"),
         ({"team": Team.of(["solver", "judge"])}, "no agent may be called 'judge'"),

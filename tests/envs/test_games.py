@@ -111,7 +111,7 @@ def test_brief_observations_have_no_instructions():
     assert game.reset()[0] == {"scout": str(game.target)}
     seen = game.step({"scout": "Zoe"}).observations["guesser"]
     assert seen == " ".join(map(str, game.choices)) + " Zoe"
-    with pytest.raises(ConfigError, match="brief is 'yes'; choose true or false"):
+    with pytest.raises(ConfigError, match="brief is 'yes'; expected true or false"):
         Referential(brief="yes")
 
 

@@ -313,7 +313,7 @@ def test_settings_are_checked():
         ({"team": Team.of(["a", "tool"])}, "no agent may be called 'tool'"),
         ({"sees": "nothing"}, "There is no view 'nothing'"),
         ({"tool_turns": 2}, "workflow 'chain' has no setting tool_turns"),
-        ({"team": MATHCHAT, "workflow": "mathchat", "tool_turns": 0}, "tool_turns must be a whole number"),
+        ({"team": MATHCHAT, "workflow": "mathchat", "tool_turns": 0}, "tool_turns is 0; choose a value of at least 1"),
     ]:
         with pytest.raises(ConfigError) as caught:
             MathEnv(tasks=TASKS, **kwargs)

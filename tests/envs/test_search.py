@@ -181,7 +181,7 @@ def test_wrong_settings_are_one_sentence(tmp_path):
     question = load_questions_of(tmp_path, [{"question": "q", "answer": "a"}])
     for make, words in (
         (lambda: SearchEnv(questions=question), "nothing to search in"),
-        (lambda: SearchEnv(metric="bleu"), "choose em or f1"),
+        (lambda: SearchEnv(metric="bleu"), "choose one of em, f1"),
         (lambda: SearchEnv(topk=0), "topk is 0"),
         (lambda: SearchEnv(horizon=1), "horizon is 1"),
         (lambda: SearchEnv(team=Team.of(("a", "b"))), "three agents"),
