@@ -16,6 +16,7 @@ from mafrt.algorithms.base import Algorithm, Trajectories, algorithm, structural
 from mafrt.algorithms.credit import assign, groups_without_spread, turn_rewards
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
+from mafrt.config.resolve import place_of
 from mafrt.core.errors import ConfigError
 
 __all__ = [
@@ -75,6 +76,10 @@ def check_needs(
     """
     chosen = algorithm(rule) if isinstance(rule, str) else rule
     name = chosen.name
+    if type(chosen).credit is Algorithm.credit and chosen.updater is Algorithm.updater:
+        raise ConfigError(
+            f"algorithm {name}{place_of(type(chosen))} has no credit(); say there how its advantages are computed."
+        )
     if chosen.critic_reads and not critic:
         raise ConfigError(f"algorithm {name!r} needs a critic and the run has none; turn it on, or take 'grpo'.")
     if chosen.critic_reads == "transcript" and critic != "transcript":

@@ -14,7 +14,7 @@ from mafrt.coach.cache import VerdictCache
 from mafrt.coach.local_coach import LocalCoach
 from mafrt.coach.providers import PROVIDERS, make_provider
 from mafrt.coach.rubric import load_rubric
-from mafrt.config.resolve import load_object
+from mafrt.config.resolve import load_object, place_of
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraError
@@ -107,5 +107,7 @@ def _own(path: str, kind: str) -> Coach:
         raise CoachError(f"coach {path} could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(coach, Coach):
         raise ConfigError(f"coach {path} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
+    if type(coach).judge is Coach.judge:
+        raise ConfigError(f"coach {path}{place_of(type(coach))} lacks judge(self, cases); define it.")
     coach.name = coach.name or path
     return coach

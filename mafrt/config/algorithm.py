@@ -273,6 +273,11 @@ def make_algorithm(
             chosen[setting] = float(value) if _is_float(flags.get(setting), value) else value
     if isinstance(algorithm, AlgorithmSettings):
         return dataclasses.replace(algorithm, **chosen)
+    for setting, declared in flags.items():
+        if declared.default is dataclasses.MISSING and setting not in chosen:
+            raise ConfigError(
+                f"algorithm {name}{place_of(kind)} needs the setting {setting}; give it, or give it a default."
+            )
     return kind(**chosen)
 
 
@@ -286,6 +291,12 @@ def _check_class(name: str, kind: Any) -> None:
         raise ConfigError(
             f"algorithm {name}: {getattr(kind, '__name__', kind)!r}{place_of(kind)} is not an algorithm; expected a "
             "frozen dataclass that inherits from mafrt.algorithms.Algorithm."
+        )
+    declared = [field for field, kind_of in kind.__annotations__.items() if "ClassVar" not in str(kind_of)]
+    if declared and "__dataclass_fields__" not in vars(kind):
+        raise ConfigError(
+            f"algorithm {name}{place_of(kind)} is no dataclass itself, so that {declared[0]} would be no setting; "
+            "write @dataclass(frozen=True) above it."
         )
 
 

@@ -99,7 +99,10 @@ class RunRecord:
             raise ConfigError(
                 f"the team in {RECORD} has the key 'agent', which no record has; take the run's own record"
             )
-        return Team.parse(self.team)
+        try:
+            return Team.parse(self.team)
+        except ConfigError as error:
+            raise ConfigError(f"the team in {RECORD}: {error}") from error
 
 
 def load_record(run_dir: Path) -> RunRecord:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from mafrt.config import permission
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
+from mafrt.config.resolve import place_of
 from mafrt.config.schema import Setting, describe
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
@@ -98,7 +99,16 @@ class Command:
 
     def settings(self, algorithm: str | None = None) -> dict[str, Setting]:
         """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
-        return {name: setting for kind in self.groups for name, setting in _describe(kind, algorithm).items()}
+        found: dict[str, Setting] = {}
+        for kind in self.groups:
+            own = _describe(kind, algorithm)
+            if algorithm is not None and (twice := found.keys() & own.keys()):
+                raise ConfigError(
+                    f"algorithm {algorithm}{place_of(algorithm_class(algorithm))} and mafrt {self.name} both have a "
+                    f"setting {min(twice)}; give the algorithm's another name."
+                )
+            found |= own
+        return found
 
     def default(self, setting: Setting) -> Any:
         """The value of a setting that is not given."""
@@ -161,8 +171,8 @@ class Command:
         argv = self._with_words(argv)
         _permit(argv)
         algorithm = self._named_algorithm(argv, below or {})
-        parser = self.parser(algorithm)
         words, known = [underscored(word) for word in argv], self.settings(algorithm)
+        parser = self.parser(algorithm)
         switches = [name for name, setting in known.items() if setting.kind is bool]
         refuse_values_of_switches(words, switches, self.words)
         typed, rest = parser.parse_known_args(words)

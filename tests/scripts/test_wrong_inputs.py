@@ -247,6 +247,14 @@ chat run --sandbox degraded                                     | leave --sandbo
 chat game --sandbox degraded                                    | leave it out
 train_code --tools calculator                                   | that has it
 export run --public                                             | --push_to_hub USER/NAME
+train_math --load_path otherversion                             | take them out of its args.yaml
+train_math --load_path oldteam                                  | the team in run.json
+train_math --load_path nosettings                               | has no args.yaml
+train --env sudoku --algorithm own_rules:Undecorated                | @dataclass(frozen=True) above it
+train --env sudoku --algorithm own_rules:NoCredit                   | own_rules.py, line 7) has no credit()
+train --env sudoku --algorithm own_rules:Needs                      | needs the setting scale
+train --env sudoku --algorithm own_rules:Clash                      | both have a setting lr
+train --env sudoku --coach own_rules:NoJudge                        | lacks judge(self, cases)
 """
 AGAIN = """
 train_math --profile_path big.json                              | more than 4300 digits
@@ -471,8 +479,27 @@ class Nameless:
     def step(self, actions): return None
 value = 3
 """
+RULES = """\
+from dataclasses import dataclass
+from mafrt import Coach
+from mafrt.algorithms import Algorithm
+class Undecorated(Algorithm):
+    scale: float = 1.0
+    def credit(self, trajectories, context): return {}
+class NoCredit(Algorithm): pass
+@dataclass(frozen=True, kw_only=True)
+class Needs(Algorithm):
+    scale: float
+    def credit(self, trajectories, context): return {}
+@dataclass(frozen=True)
+class Clash(Algorithm):
+    lr: float = 1.0
+    def credit(self, trajectories, context): return {}
+class NoJudge(Coach): pass
+"""
 FILES = {
     "parts.py": PARTS,
+    "own_rules.py": RULES,
     "broken.py": "def f(:\n",
     "unknown_import.py": "import nosuchmodule\n",
     "prog.py": "def main(task, base_url):\n    return 1.0\n",
@@ -525,11 +552,15 @@ def place(tmp_path_factory):
     short = "--iterations 1 --n_rollout_threads 2 --eval_episodes 1 --eval_samples 1 --max_new_tokens 4 --device cpu"
     assert main(shlex.split(f"train_math --run_dir run --train_limit 4 {short}")) == 0
     assert main(shlex.split(f"train --env sudoku --model_name_or_path games-base --run_dir game {short}")) == 0
-    for name in ("cutrun", "unrecorded", "misrecorded"):
+    for name in ("cutrun", "unrecorded", "misrecorded", "otherversion", "oldteam", "nosettings"):
         shutil.copytree("run", name)
     os.truncate(next(Path("cutrun/checkpoints").glob("*/actor/*.safetensors")), 100)
     os.remove("unrecorded/run.json")
     Path("misrecorded/run.json").write_text("{")
+    with open("otherversion/args.yaml", "a") as settings:
+        settings.write("clip_parameter: 0.2\n")
+    Path("oldteam/run.json").write_text(Path("run/run.json").read_text().replace('"role":', '"stance": 1, "role":', 1))
+    os.remove("nosettings/args.yaml")
     os.chdir(before)
     return folder
 
