@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.rollout.player import Player
     from mafrt.runners.evaluation import Evaluation, EvaluationPlan
-    from mafrt.scripts.cli.prepared_run import PreparedRun
+    from mafrt.scripts.cli.recorded_run import PreparedRun
     from mafrt.storage.load_path import LoadSource
 
 SEEDS_BY_DEFAULT = 100

@@ -19,11 +19,10 @@ from mafrt.engines.checks import room_for_rank
 from mafrt.models.load_bases import models_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.scripts.exporting.cards import Export, agent_card, team_card
+from mafrt.scripts.exporting.cards import Export, agent_card, last_scores, team_card
 from mafrt.scripts.exporting.gguf_adapters import GGUF, check_gguf, modelfile, served_by_llama, write_gguf_adapter
 from mafrt.scripts.exporting.hub import check_login, push
 from mafrt.scripts.exporting.merged import check_mergeable, of_base, write_merged
-from mafrt.scripts.exporting.scores import last_scores
 from mafrt.scripts.reporting.run_data import read_run
 from mafrt.storage.load_path import resolve_played
 from mafrt.storage.run_record import load_record

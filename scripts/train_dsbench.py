@@ -18,7 +18,7 @@ from mafrt.envs.dsbench.roles import ROLES
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
-from mafrt.scripts.cli.prepared_run import PreparedRun
+from mafrt.scripts.cli.recorded_run import PreparedRun
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train

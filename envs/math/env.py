@@ -1,4 +1,4 @@
-"""`MathEnv`: math problems with a verifier, as a task source for every workflow."""
+"""`MathEnv`: math problems with a verifier, as a task source for every workflow, and its debates and tools by name."""
 
 from __future__ import annotations
 
@@ -89,3 +89,27 @@ class MathEnv(TaskEnv):
 
     def rules(self) -> MathRules:
         return MathRules(self.right, self.task.problem, self.score_answers_by == "plan")
+
+
+CLAIMS = "arithmetic:train:claims=1"
+
+
+class DebateEnv(MathEnv):
+    """`pro_con` on claims of arithmetic: two debaters with sides, and rules that say which side wins."""
+
+    def __init__(self, dataset_path: str | Path | None = CLAIMS, team: Team | None = None, **options: Any) -> None:
+        """As `MathEnv`; without a team the debaters are `ann` and `bob`."""
+        options = {"workflow": "pro_con", "verdict": "rules", **options}
+        super().__init__(dataset_path, team if team is not None else Team.of(("ann", "bob")), **options)
+        if dataset_path == CLAIMS:
+            self.held_out = {"dataset_path": CLAIMS.replace("train", "test")}
+            self.validation = {"dataset_path": CLAIMS.replace("train", "validation")}
+
+
+class ToolEnv(MathEnv):
+    """The workflow `tools`: agents that call a calculator, or the tools that `tools` names."""
+
+    def __init__(self, dataset_path: str | Path | None = None, team: Team | None = None, **options: Any) -> None:
+        """As `MathEnv`; without a team there is one agent, `solver`."""
+        options = {"workflow": "tools", **options}
+        super().__init__(dataset_path, team if team is not None else Team.of(("solver",)), **options)

@@ -15,7 +15,7 @@ import logging
 import random
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, Token, before_stop
 from mafrt.environment.chat_api.server import ChatServer, Said
 from mafrt.envs.program.episode import PendingCall, ProgramEnd, ProgramEpisode
-from mafrt.envs.program.first_episodes import FIRST, called_agents
-from mafrt.envs.program.runner import command_runner, function_runner, start_error
+from mafrt.envs.program.runner import Start, command_runner, function_runner, start_error
 
 log = logging.getLogger(__name__)
 
@@ -298,3 +297,55 @@ def read_tasks(path: str) -> list[dict[str, Any]]:
     if not tasks:
         raise ConfigError(f"tasks {path} holds no tasks; give a JSONL file with one object a line.")
     return tasks
+
+
+FIRST = 3
+"""Episodes"""
+MOST_ROUNDS = 16
+"""Rounds of calls of each"""
+_HANDOFFS = ("transfer_to_", "handoff")
+_OVER = ApiError(410, "the agents have been found; the episode is over", "episode_ended")
+
+
+def called_agents(
+    start: Start,
+    tasks: Sequence[dict[str, Any]],
+    opened: Callable[[ProgramEpisode], str],
+    forget: Callable[[ProgramEpisode], None],
+    timeout_s: float,
+) -> tuple[tuple[str, ...], str]:
+    """The models that a program calls when every answer is OK, and why it ended early, if it did.
+
+    Handoffs are followed, each once; other tools are not called.
+    """
+    found: dict[str, None] = {}
+    followed: set[str] = set()
+    why = ""
+    for task in tasks[:FIRST]:
+        episode = ProgramEpisode(f"first-{secrets.token_urlsafe(12)}", None)
+        start(episode, task, opened(episode))
+        for _ in range(MOST_ROUNDS):
+            try:
+                calls = episode.next_calls(timeout_s, 0.05)
+            except EnvError as error:
+                why = str(error)
+                break
+            if isinstance(calls, ProgramEnd):
+                why = f"the program {calls.error}" if calls.error else why
+                break
+            for waiting in calls.values():
+                waiting.answer.set_result(ChatReply(_answer(waiting.call, followed), completion_tokens=1))
+        found |= dict.fromkeys(episode.agents)
+        episode.end(_OVER)
+        forget(episode)
+        if episode.stop is not None:
+            episode.stop()
+    return tuple(found), why
+
+
+def _answer(call: ChatCall, followed: set[str]) -> str:
+    for name in call.tool_names:
+        if name not in followed and name.startswith(_HANDOFFS):
+            followed.add(name)
+            return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+    return "OK"

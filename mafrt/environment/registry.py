@@ -30,8 +30,8 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "math": "mafrt.envs.math:MathEnv",
-        "debate": "mafrt.envs.math.presets:DebateEnv",
-        "tool": "mafrt.envs.math.presets:ToolEnv",
+        "debate": "mafrt.envs.math.env:DebateEnv",
+        "tool": "mafrt.envs.math.env:ToolEnv",
         "code": "mafrt.envs.code:code_env",
         "tasks": "mafrt.envs.tasks:RewardEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",

@@ -16,7 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.environment.text_space import AnyText, TypedText, as_text
+from mafrt.environment.to_gymnasium import AnyText, TypedText, as_text
 
 
 class _Adapted:

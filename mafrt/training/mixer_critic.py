@@ -6,7 +6,7 @@
 `MixerCritic` has the interface of `Critic`. All features are hidden states of the frozen base without adapter. Q_i
 reads the hidden state before the turn's first token, which encodes the context, and the mean over the turn's tokens.
 The state s of a joint step is read at the last token of the transcript before it, which ends with the next speaker's
-name (`mafrt.training.critic_input`).
+name (`mafrt.training.critic`).
 
 A joint step is one step of the environment: all turns spoken at the same time. Where agents speak in turn, each turn is
 its own joint step, and temporal differences carry later rewards back to earlier speakers. A whole round as one joint
@@ -44,7 +44,7 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.q_mixer import TeamValue, follow, target_of
-from mafrt.training.critic_input import central_prompts
+from mafrt.training.critic import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
 from mafrt.training.token_scores import base_pass, exchange
 

@@ -31,9 +31,8 @@ from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.models import load_bases
 from mafrt.models.precision import NO_FLOAT16, choose_dtype
 from mafrt.scripts.cli.command import Settings
-from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout
-from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
+from mafrt.scripts.cli.recorded_run import PreparedRun, recorded_settings, run_of
 from mafrt.scripts.cli.settings import BaseSettings
 from mafrt.storage import load_path
 from mafrt.storage.run_record import RunRecord, load_record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,27 @@ from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import base_folder, shipped
 from mafrt.environment.registry import held_out_of, make_env
 from mafrt.scripts.cli.command_names import COMMANDS
-from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
 
 if TYPE_CHECKING:
+    from mafrt.config.team import Team
     from mafrt.environment.base import Env
     from mafrt.storage.load_path import LoadSource
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Parts of a run that are built and checked before a model is loaded."""
+
+    env: Env
+    eval_env: Env | None
+    team: Team
+    name: str
+    """names the default run directory"""
+    notes: tuple[str, ...] = ()
+    """lines for the person at the terminal"""
+
 
 BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_search", "train_tasks"})
 """Commands whose `prepare(settings)` builds environment and team."""
@@ -34,10 +49,14 @@ def run_of(loaded: LoadSource | None) -> Path | None:
     """The run directory that `--load_path` belongs to, if it has a record; None for adapters and lone checkpoints.
 
     Raises:
-        CheckpointError: it is a run of an earlier version of mafrt, without a record.
+        CheckpointError: it is a run of an earlier version of mafrt, without a record, or has lost its settings.
     """
     run = None if loaded is None else loaded.run
-    if run is None or not (run / ARGS).is_file():
+    if run is None:
+        return None
+    if not (run / ARGS).is_file():
+        if (run / RECORD).is_file() and load_record(run).command is not None:  # the defaults would be another run
+            raise CheckpointError(f"{run} has no {ARGS}, which held its settings; take the run from a copy.")
         return None
     if not (run / RECORD).is_file():
         load_record(run)  # which says that this is a run of an earlier version

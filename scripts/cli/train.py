@@ -40,9 +40,8 @@ from mafrt.scripts.cli.loading import (
     resolve,
     stored_args,
 )
-from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import ProcessLayout, join
-from mafrt.scripts.cli.recorded_run import command_of
+from mafrt.scripts.cli.recorded_run import PreparedRun, command_of
 from mafrt.scripts.cli.settings import ScaleSettings, train_config
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS
@@ -243,9 +242,12 @@ def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: LoadSou
     run = loaded.run if loaded else None
     foreign = sorted(stored.keys() - command.settings(stored.get("algorithm")).keys())
     if foreign:
+        other = (run and command_of(run)) or "train"
+        remedy = f"go on with it by mafrt {other}"
+        if other == command.name:  # its own command, so that another version of mafrt has written them
+            remedy = f"this version has none of that name, so take them out of its {ARGS}"
         raise ConfigError(
-            f"The run {run} has the settings {', '.join(foreign)}, which {command.name} does not know; go on with it "
-            f"by mafrt {(run and command_of(run)) or 'train'}."
+            f"The run {run} has the settings {', '.join(foreign)}, which {command.name} does not know; {remedy}."
         )
 
 

@@ -17,8 +17,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import adapted, make_env
 from mafrt.environment.session import Session
-from mafrt.environment.text_space import AnyText
-from mafrt.environment.to_gymnasium import GymnasiumEnv
+from mafrt.environment.to_gymnasium import AnyText, GymnasiumEnv
 from mafrt.environment.to_pettingzoo import AecPettingZoo, ParallelPettingZoo
 
 MODULE = '''

@@ -19,7 +19,7 @@ from mafrt.environment.tool_calls import OWN_MARKUP
 from mafrt.models.outside_text import Placeholders, answer_text, controls_of, encode_outside
 from mafrt.rollout.prompts import encode_answer, encode_prompt
 from mafrt.runners.build import voices_of
-from mafrt.training.critic_input import central_prompts
+from mafrt.training.critic import central_prompts
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 OTHER = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"]

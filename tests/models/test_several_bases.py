@@ -173,7 +173,7 @@ def test_the_central_critic_reads_a_transcript_in_its_own_tokens():
     runner.assign_adapters()
     episode = runner.collect().episodes[0]
     part = runner.base.parts["llama"]
-    from mafrt.training.critic_input import central_prompts
+    from mafrt.training.critic import central_prompts
 
     tokenizers = {name: runner.base.of_agent(name).tokenizer for name in TEAM.names}
     prompts = central_prompts([episode], part.tokenizer, 256, tokenizers)

@@ -20,7 +20,7 @@ from mafrt.environment.registry import env_names, profile_of, register_env, sett
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.update import Updater
 from mafrt.scripts import train
-from mafrt.scripts.cli.env_flags import help_of, with_env_kwargs
+from mafrt.scripts.train import help_of, with_env_kwargs
 from mafrt.storage.metrics import explain, glossary
 from mafrt.training.critic import Critic
 

@@ -16,8 +16,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode
 from mafrt.training.batch import collate, split
-from mafrt.training.critic import Critic
-from mafrt.training.critic_input import central_prompts
+from mafrt.training.critic import Critic, central_prompts
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
