@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench._growth_fits import UNITS
 from bench._measure import markdown
+from mafrt.runners.intervals import seed_interval
 
 Row = Mapping[str, Any]
 
@@ -272,3 +274,13 @@ def _derived(kind: str, row: Row) -> Row:
     xs, seconds = row["xs"], row["seconds"]
     letter, first, last = UNITS[row["axis"]], seconds[0] * 1e3, seconds[-1] * 1e3
     return {**row, "x": f"{letter} = {xs[0]:,} to {xs[-1]:,}", "span": f"{first:,.1f} to {last:,.0f}"}
+
+
+def over_seeds(values: Sequence[float], spec: str = ".3f") -> str:
+    """`mean (low to high)` of the mean over seeds for a table; the mean alone of a single seed.
+
+    Args:
+        spec: how each number is written, as in a format string.
+    """
+    mean, bounds = statistics.fmean(values), seed_interval(values)
+    return f"{mean:{spec}}" if bounds is None else f"{mean:{spec}} ({bounds[0]:{spec}} to {bounds[1]:{spec}})"

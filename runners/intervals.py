@@ -22,16 +22,6 @@ def seed_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def over_seeds(values: Sequence[float], spec: str = ".3f") -> str:
-    """`mean (low to high)` of the mean over seeds for a table; the mean alone of a single seed.
-
-    Args:
-        spec: how each number is written, as in a format string.
-    """
-    mean, bounds = statistics.fmean(values), seed_interval(values)
-    return f"{mean:{spec}}" if bounds is None else f"{mean:{spec}} ({bounds[0]:{spec}} to {bounds[1]:{spec}})"
-
-
 def interval(means: Sequence[float]) -> tuple[float, float] | None:
     """95% interval of the mean over tasks; None for fewer than two tasks.
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from bench.reproduce._figure import need_matplotlib
 from mafrt.core.shipped import SHIPPED
-from mafrt.runners.intervals import over_seeds
 
 Words = tuple[object, ...]
 SAMPLES = 2  # answers to each held-out instance beside the greedy one

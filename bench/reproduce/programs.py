@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mafrt.envs.math
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED
-from mafrt.runners.intervals import over_seeds
 from mafrt.scripts import train
 
 COLUMNS = ("before", "after", "greedy_before", "greedy_after")

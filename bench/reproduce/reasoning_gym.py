@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from mafrt.config.team import Team
 from mafrt.environment.registry import make_env
-from mafrt.runners.intervals import over_seeds
 
 TASKS: dict[str, dict[str, int]] = {
     "spell_backward": {},

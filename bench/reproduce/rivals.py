@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from bench.reproduce.games import RECIPES, start
 from mafrt.core.shipped import SHIPPED
 from mafrt.environment.registry import make_env
-from mafrt.runners.intervals import over_seeds
 from mafrt.scripts import evaluate, train, train_math
 
 RATES = (1 / 3, 1.0, 3.0)

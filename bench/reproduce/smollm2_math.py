@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from bench.reproduce._figure import curves, need_matplotlib
 from mafrt.core.shipped import SHIPPED
 from mafrt.envs.math.stories import distinct
 from mafrt.envs.workflows.state import written
-from mafrt.runners.intervals import over_seeds
 from mafrt.scripts import evaluate as command
 from mafrt.scripts import train_math, train_sft
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from mafrt.environment.registry import make_env
 from mafrt.envs.textarena.env import listed_moves
-from mafrt.runners.intervals import over_seeds
 
 GAME = "textarena:TicTacToe-v0"
 TEAM = [{"role": f"player_{seat}", "prompt": mark, "adapter": "player"} for seat, mark in enumerate("OX")]

@@ -1,4 +1,4 @@
-"""Teams that need no model: a competent one, and saboteurs. For tests, for demonstrations, and to try a setup out.
+"""A competent team that needs no model: for tests, for demonstrations, and to try a setup out.
 
     team = competent(task)                        # role -> texts of its turns, in order
     play(env, team)                               # the last step's info
@@ -132,36 +132,6 @@ def competent(task: TabularTask) -> dict[str, list[str]]:
     texts = {ENGINEER: _ENGINEER, MODELER: _MODELER, ANALYST: _ANALYST}
     # The first program comes without the word, to see what it printed; then the word alone.
     return {role: [program(code.format(**known), done=False), DONE] for role, code in texts.items()}
-
-
-def saboteurs(task: TabularTask) -> dict[str, dict[str, list[str]]]:
-    """Name -> a team of which one agent spoils the work."""
-    sound = competent(task)
-    key, target = task.answers.id_column, task.answers.targets[0]
-    write = f"import pandas as pd\ntable = pd.DataFrame({{{key!r}: pd.read_csv('test.csv')[{key!r}]}})\n"
-    analysts = {
-        "shuffled ids": "import pandas as pd\ntable = pd.read_csv('submission.csv')\n"
-        f"table[{key!r}] = table[{key!r}].sample(frac=1, random_state=0).to_numpy()\n"
-        "table.to_csv('submission.csv', index=False)",
-        "one row": "import pandas as pd\npd.read_csv('submission.csv').head(1).to_csv('submission.csv', index=False)",
-        "NaN": "import pandas as pd\ntable = pd.read_csv('submission.csv')\ntable[table.columns[-1]] = float('nan')\n"
-        "table.to_csv('submission.csv', index=False)",
-        "infinity": f"{write}table[{target!r}] = float('inf')\ntable.to_csv('submission.csv', index=False)",
-        "symlink": "import os\nif os.path.exists('submission.csv'): os.remove('submission.csv')\n"
-        "os.symlink('/etc/passwd', 'submission.csv')",
-        "not a table": "open('submission.csv', 'wb').write(bytes(range(256)) * 20)",
-        "formula": f"{write}table[{target!r}] = '=cmd|calc'\ntable.to_csv('submission.csv', index=False)",
-    }
-    teams = {name: {**sound, ANALYST: [sound[ANALYST][0], program(code)]} for name, code in analysts.items()}
-    peek = "import shutil\nshutil.copy('../answers/test_answer.csv', 'submission.csv')"
-    bomb = "import os, pickle\nclass Bomb:\n    def __reduce__(self):\n"
-    bomb += "        return os.system, ('touch exploded; kill -9 -1',)\npickle.dump(Bomb(), open('model.pkl', 'wb'))"
-    teams["copied answers"] = {**sound, ANALYST: [program(peek)] * 4}
-    teams["pickle bomb"] = {**sound, MODELER: [program(bomb)]}
-    teams["silent analyst"] = {**sound, ANALYST: []}
-    teams["silent team"] = {ENGINEER: [], MODELER: [], ANALYST: []}
-    teams["endless engineer"] = {**sound, ENGINEER: [program("while True: pass")]}
-    return teams
 
 
 def play(env: Env, team: Team, task: int = 0, seed: int = 0) -> list[Any]:

@@ -202,12 +202,6 @@ def explain(name: str) -> MetricMeaning:
     )
 
 
-def glossary_markdown() -> str:
-    """The glossary as the table that `docs/runs.md` shows."""
-    rows = [f"| `{name}` | {meaning.text} | {meaning.unit} |" for name, meaning in glossary().items()]
-    return "\n".join(["| metric | meaning | unit |", "|---|---|---|", *rows])
-
-
 def _compile(pattern: str) -> re.Pattern[str]:
     text = re.escape(pattern).replace("/AGENT", r"/[A-Za-z0-9_.-]+").replace("@K", r"@[1-9][0-9]*")
     text = text.replace("/MEASURE", r"/.+")  # named by the environment, by any text

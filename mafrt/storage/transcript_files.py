@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -109,11 +108,3 @@ def copy_until(source: Path, target: Path, step: int) -> None:
 
 def _last(kind: Kind, step: int) -> int:
     return step - 1 if kind == "evaluation" else step
-
-
-def prompts_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """Agent -> role prompt, from a file's header."""
-    team = header.get("team")
-    if not isinstance(team, dict):
-        return {}
-    return {name: str(agent.get("prompt", "")) for name, agent in team.items() if isinstance(agent, dict)}

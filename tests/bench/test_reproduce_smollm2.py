@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from bench._tables import over_seeds
 from bench.reproduce import smollm2_math
 from bench.reproduce.smollm2_math import Scores, table, write_demonstrations
 from mafrt.envs.math.stories import distinct
-from mafrt.runners.intervals import over_seeds
 
 pytestmark = pytest.mark.takes(slow=24)
 

@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 
 from mafrt.storage import checkpoint, load_path
-from mafrt.storage.metrics import GLOSSARY, MetricsWriter, explain, glossary_markdown
+from mafrt.storage.metrics import GLOSSARY, MetricsWriter, explain, glossary
 from mafrt.storage.run_dir import RunDir
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
 BEGIN, END = "<!-- glossary -->\n", "\n<!-- end of glossary -->"
+
+
+def glossary_markdown() -> str:
+    """The glossary as the table that `docs/runs.md` shows."""
+    rows = [f"| `{name}` | {meaning.text} | {meaning.unit} |" for name, meaning in glossary().items()]
+    return "\n".join(["| metric | meaning | unit |", "|---|---|---|", *rows])
 
 
 def lines(run: RunDir, name: str) -> list[dict]:

@@ -13,7 +13,7 @@ from toy import make
 
 from mafrt.config.team import AgentSpec, Team
 from mafrt.core.types import Episode, Evidence, Scored, Turn
-from mafrt.storage.transcript_files import prompts_of, read_transcript, transcript_files
+from mafrt.storage.transcript_files import read_transcript, transcript_files
 from mafrt.storage.transcripts import TranscriptWriter, token_ends, transcript_of
 
 TEAM = Team((AgentSpec("solver", prompt="Solve."), AgentSpec("critic")))
@@ -108,7 +108,8 @@ def test_share_takes_whole_groups_and_the_limit_bounds_a_file(tmp_path):
     assert all(groups.count(group) == 2 for group in groups) and 10 < len(groups) < 70
     assert {e["group"] for e in evaluation.episodes} == {group for group in groups if int(group) < 20}
     assert train.header["episodes"] == 80 and train.header["recorded"] == len(groups)
-    assert prompts_of(train.header) == {"solver": "Solve.", "critic": ""}
+    prompts = {name: agent["prompt"] for name, agent in train.header["team"].items()}
+    assert prompts == {"solver": "Solve.", "critic": ""}
     TranscriptWriter(tmp_path / "transcripts", TEAM, decode, share=1.0, max_mib=0.01).write("train", 2, episodes)
     small = contents(tmp_path)["train_000002.jsonl.gz"]
     # Two lines of a group have 2.4 kB: four groups fit in 10.5 kB.
