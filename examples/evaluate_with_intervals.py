@@ -9,7 +9,7 @@ import mafrt
 from mafrt.envs.math import MathEnv
 from mafrt.rollout.player import Player
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
-from mafrt.scripts.exporting.scores import interval
+from mafrt.runners.intervals import interval
 
 
 def main(tasks=100, samples=2):

@@ -18,9 +18,9 @@ from huggingface_hub import HfApi
 from mafrt.config.team import AgentSpec
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE
+from mafrt.runners.intervals import interval
 from mafrt.scripts import collect, export, train_math
 from mafrt.scripts.exporting import hub as exported_hub
-from mafrt.scripts.exporting.cards import interval
 from mafrt.scripts.exporting.gguf_adapters import modelfile, write_gguf_adapter
 from mafrt.scripts.reporting.episodes import read_episodes
 
