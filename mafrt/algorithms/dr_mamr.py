@@ -33,7 +33,7 @@ from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, std
 from mafrt.config.schema import at_least, within
 
-_FLOOR = 0.01
+_LEAST_STD = 0.01
 """Least deviation of the influence, in nats per token."""
 
 
@@ -75,16 +75,16 @@ class DrMamr(GroupRelative):
         measured = [row for row in rows if row.turn.influence is not None and math.isfinite(row.turn.influence)]
         if self.influence_weight == 0 or not measured:
             return metrics
-        shared = _averaged(measured, self.influence_similarity)
+        shared = _cluster_means(measured, self.influence_similarity)
         groups: dict[Hashable, list[Row]] = {}
         for row in measured:
             groups.setdefault((row.group, row.turn.agent), []).append(row)
         for own in groups.values():
-            _add(own, [shared[row.key] for row in own], self.influence_weight, self.eps)
+            _add_influence(own, [shared[row.key] for row in own], self.influence_weight, self.eps)
         return metrics | _metrics(measured, len(rows))
 
 
-def _averaged(rows: list[Row], similarity: float) -> dict[tuple[int, int], float]:
+def _cluster_means(rows: list[Row], similarity: float) -> dict[tuple[int, int], float]:
     """The mean influence of each row's cluster of similar turns."""
     names = clusters(rows, lambda turn: tuple(turn.text.split()), similarity)
     members: dict[Hashable, list[float]] = {}
@@ -93,11 +93,11 @@ def _averaged(rows: list[Row], similarity: float) -> dict[tuple[int, int], float
     return {row.key: mean(members[names[row.key]]) for row in rows}
 
 
-def _add(rows: list[Row], influence: list[float], weight: float, eps: float) -> None:
+def _add_influence(rows: list[Row], influence: list[float], weight: float, eps: float) -> None:
     """Add the standardised influence to the advantages of one agent's turns on one problem."""
     if len(rows) < 2 or max(influence) == min(influence):
         return
-    centre, spread = mean(influence), max(std(influence, unbiased=True), _FLOOR) + eps
+    centre, spread = mean(influence), max(std(influence, unbiased=True), _LEAST_STD) + eps
     for row, number in zip(rows, influence, strict=True):
         bonus = weight * (number - centre) / spread
         row.turn.advantages = [value + bonus for value in row.turn.advantages or ()]

@@ -13,7 +13,7 @@ T = TypeVar("T")
 MOST_LEFT = 16
 """Calls that may hang at the same time; with more, the user's code has to be mended."""
 
-_left: list[threading.Thread] = []
+_hanging: list[threading.Thread] = []
 _lock = threading.Lock()
 
 
@@ -34,9 +34,9 @@ def call_within(timeout_s: float, name: str, function: Callable[..., T], *argume
         BaseException: whatever the function raises.
     """
     with _lock:
-        _left[:] = [thread for thread in _left if thread.is_alive()]
-        if len(_left) >= MOST_LEFT:
-            raise EnvError(f"{name} is not called: {len(_left)} earlier calls of such code still hang; mend it")
+        _hanging[:] = [thread for thread in _hanging if thread.is_alive()]
+        if len(_hanging) >= MOST_LEFT:
+            raise EnvError(f"{name} is not called: {len(_hanging)} earlier calls of such code still hang; mend it")
     result: list[T] = []
     raised: list[BaseException] = []
 
@@ -54,5 +54,5 @@ def call_within(timeout_s: float, name: str, function: Callable[..., T], *argume
     if result:
         return result[0]
     with _lock:
-        _left.append(thread)
+        _hanging.append(thread)
     raise LateError(f"{name} did not answer within {timeout_s:g} s")

@@ -85,7 +85,7 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: it is not JSON, names a key twice, or is nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except json.JSONDecodeError:
@@ -94,7 +94,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(TOO_LONG if "set_int_max_str_digits" in str(error) else str(error)) from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         seen: set[str] = set()

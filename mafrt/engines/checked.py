@@ -34,7 +34,7 @@ class CheckedEngine:
         self.engine, self.base, self.name = engine, base, name
         self.compares = False
         """whether log-probabilities are compared: not before `self_check`, which says more of what is wrong"""
-        self._seen: dict[str, int] = {}
+        self._compared: dict[str, int] = {}
         """adapter -> its version when an answer of it was last compared"""
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class CheckedEngine:
         shortest: dict[str, tuple[Request, Completion]] = {}
         for request, answer in zip(requests, answers, strict=True):
             name = request.adapter
-            if name is None or not answer.ids or self._seen.get(name) == self.base.versions[name]:
+            if name is None or not answer.ids or self._compared.get(name) == self.base.versions[name]:
                 continue
             if name not in shortest or len(answer.ids) < len(shortest[name][1].ids):
                 shortest[name] = request, answer
@@ -87,7 +87,7 @@ class CheckedEngine:
                     "arrive, or other weights spoke; sample with the weights that the base holds now, or --engine "
                     "local."
                 )
-            self._seen[name] = self.base.versions[name]
+            self._compared[name] = self.base.versions[name]
 
 
 def _fault(answer: Any, request: Request, vocabulary: int) -> str:

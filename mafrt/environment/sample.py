@@ -36,14 +36,14 @@ def sample_episode(env: Env, seed: int = 0) -> Sample:
     """Play one episode with scripted answers. Raises EnvError, as the environment's own methods do."""
     session, script, sample = session_of(env), random.Random(seed), Sample()
     observations, info = session.reset(seed=seed)
-    _note(sample, {}, info)
+    _record_step(sample, {}, info)
     for _ in range(env.max_steps or MOST_STEPS):
         actions = {agent: script.choice(ANSWERS) for agent in observations}
         for agent, observation in observations.items():
-            sample.lines.append(f"{agent} sees:  {_short(observation)}")
-            sample.lines.append(f"{agent} says:  {_short(actions[agent])}")
+            sample.lines.append(f"{agent} sees:  {_one_line(observation)}")
+            sample.lines.append(f"{agent} says:  {_one_line(actions[agent])}")
         result = session.step(actions)
-        _note(sample, result.rewards, result.info)
+        _record_step(sample, result.rewards, result.info)
         if result.terminated or result.truncated:
             break
         observations = dict(result.observations)
@@ -64,7 +64,7 @@ def payment_problem(samples: list[Sample]) -> str | None:
     )
 
 
-def _note(sample: Sample, rewards: Mapping[str, float], info: Mapping[str, Any]) -> None:
+def _record_step(sample: Sample, rewards: Mapping[str, float], info: Mapping[str, Any]) -> None:
     sample.info_keys |= {str(key) for key in info}
     outcome = info.get("outcome")
     sample.paid = sample.paid or bool(rewards) or outcome is not None
@@ -77,7 +77,7 @@ def _note(sample: Sample, rewards: Mapping[str, float], info: Mapping[str, Any])
             sample.lines.append(f"info[{key!r}]: {brief(info[key])}")
 
 
-def _short(text: Observation | str) -> str:
+def _one_line(text: Observation | str) -> str:
     words = text if isinstance(text, str) else " | ".join(f"{m['role']}: {m['content']}" for m in text)
     line = clean_text(words).replace("\n", " / ")
     return line if len(line) <= 160 else line[:157] + "..."

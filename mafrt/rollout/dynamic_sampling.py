@@ -2,7 +2,7 @@
 
 Source: DAPO (2503.14476), section 3.2. Each round replaces every such group (at most as many as are played side by
 side) by one fresh task with all its samples; groups still without spread after the last round stay in the batch with
-advantage 0 and is counted (`groups_no_spread`). Deviation: DAPO goes on until the batch is full.
+advantage 0 and are counted (`groups_no_spread`). Deviation: DAPO goes on until the batch is full.
 
 The fresh tasks come next in the run's own stream and are counted in its position, so an iteration stays a pure
 function of weights, seed and position, and a resumed run repeats it.

@@ -119,8 +119,8 @@ class MixerCritic:
             self.net = TeamValue(
                 self.kind, len(agents), 2 * base.hidden_size, settings.critic_hidden_size, base.hidden_size
             ).to(base.device)
-        self._begin()
-        self.memory = self._blank(0)
+        self._reset_target_and_optimizer()
+        self.memory = self._empty_memory(0)
 
     @classmethod
     def for_rule(
@@ -135,12 +135,12 @@ class MixerCritic:
         """The mixer of a rule; all agents sit on one base, so they share its tokenizer."""
         return cls(base, learn, rule, agents, seed)
 
-    def _begin(self) -> None:
+    def _reset_target_and_optimizer(self) -> None:
         """Reset the target network to a copy of the weights, and the optimizer to a fresh one."""
         self.target = target_of(self.net)
         self.optimizer = critic_optimizer(self.net.parameters(), self.settings.critic_lr, self.learn)
 
-    def _blank(self, steps: int) -> Memory:
+    def _empty_memory(self, steps: int) -> Memory:
         agents, size = len(self.agents), self.base.hidden_size
         return Memory(
             x=torch.zeros(steps, agents, 2 * size),
@@ -168,7 +168,7 @@ class MixerCritic:
             joint_steps += members.values()
             last += [False] * (len(members) - 1) + [True] * bool(members)
         turns = [[episodes[e].turns[t] for e, t in keys] for keys in joint_steps]
-        steps = self._blank(len(turns))
+        steps = self._empty_memory(len(turns))
         steps.last = torch.tensor(last, dtype=torch.bool)
         spoken = [
             (key, step, turn)
@@ -322,7 +322,7 @@ class MixerCritic:
             self.net.load_state_dict(content["state"])
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit this base or critic_hidden_size ({error}).") from None
-        self._begin()
+        self._reset_target_and_optimizer()
 
     def state(self) -> dict[str, Any]:
         """Optimizer, target and memory; heads and mixer are saved as `critic.pth`."""

@@ -684,7 +684,7 @@ def test_a_tool_of_the_users_that_hangs_is_a_sentence_and_changes_nothing_later(
 
 
 def test_code_that_hangs_again_and_again_is_not_called_any_more(monkeypatch):
-    monkeypatch.setattr(deadline, "_left", [])
+    monkeypatch.setattr(deadline, "_hanging", [])
     released = threading.Event()
     try:
         for _ in range(deadline.MOST_LEFT):
