@@ -9,7 +9,7 @@ from typing import Any
 
 from mafrt.config.schema import check_choice, check_number
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.text import clean_deep, error_line
+from mafrt.core.text import clean_deep, error_line, has_controls
 from mafrt.core.types import Message, Observation, StepResult
 from mafrt.environment.call_values import Unreadable, read_value
 from mafrt.environment.replayed import ReplayedEnv
@@ -22,6 +22,8 @@ FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 _HIDDEN = ("done", "reward", "metadata")
 DEEPEST = 20
 """Levels of nesting of an action."""
+LARGEST_TOOLS = 1 << 18
+"""Characters of the schemas of all tools, since every prompt holds them."""
 
 _TOOLS = {"type": "list_tools"}
 
@@ -110,8 +112,7 @@ class OpenEnv(ReplayedEnv[Session]):
             reply = self._ask("reset", self._start)
             self._first = reply
             if self.calls_tools and not self._tools:
-                listed = self._ask("step", _TOOLS)
-                self._tools = _schemas_of(listed["observation"].get("tools"))
+                self._tools, listed = self._persist(self._list_tools)
                 self._steps.append((_TOOLS, listed))
         except ActionError as error:
             raise EnvError(f"the environment does not begin with {self._start}: {error}") from None
@@ -232,6 +233,17 @@ class OpenEnv(ReplayedEnv[Session]):
 
     def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         return self._persist(lambda: self._sessions[0].ask(kind, data))
+
+    def _list_tools(self) -> tuple[list[Any], dict[str, Any]]:
+        """The tools in the form in which agents are shown them, and the reply that listed them."""
+        session = self._sessions[0]
+        reply = session.ask("step", _TOOLS)
+        tools = _schemas_of(reply["observation"].get("tools"))
+        if any(has_controls(tool["function"]["name"]) for tool in tools):
+            raise session.broken("a name of a tool that is not of one line")
+        if len(json.dumps(tools)) > LARGEST_TOOLS:
+            raise session.broken(f"schemas of tools of more than {LARGEST_TOOLS} characters")
+        return tools, reply
 
     def _open(self) -> Session:
         return self._servers.open()

@@ -188,19 +188,19 @@ class Session:
         try:
             reply = parse_json(said)
         except (DataError, ConfigError, ValueError) as error:
-            raise self._wrong(f"no JSON ({error_line(error)})") from None
+            raise self.broken(f"no JSON ({error_line(error)})") from None
         body = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(body, dict):
-            raise self._wrong("no message with data")
+            raise self.broken("no message with data")
         if reply.get("type") == "error":
             self._refuse(body)
         if reply.get("type") != "observation" or not isinstance(body.get("observation"), dict):
-            raise self._wrong(f"a message of type {shortened(repr(reply.get('type')), 40)}, expected an observation")
+            raise self.broken(f"a message of type {shortened(repr(reply.get('type')), 40)}, expected an observation")
         reward = body.get("reward")
         if reward is not None and (not isinstance(reward, (int, float)) or not abs(reward) < 1e9):
-            raise self._wrong(f"a reward that is no number ({shortened(repr(reward), 40)})")
+            raise self.broken(f"a reward that is no number ({shortened(repr(reward), 40)})")
         if not isinstance(body.get("done", False), bool):
-            raise self._wrong("done, which is neither true nor false")
+            raise self.broken("done, which is neither true nor false")
         cleaned: dict[str, Any] = clean_deep(body)
         return cleaned
 
@@ -234,7 +234,8 @@ class Session:
             raise self._servers.lost(self.server, f"opens no session ({why})")
         raise EnvError(f"the environment on {self.server.address} failed: {why}")
 
-    def _wrong(self, what: str) -> LostError:
+    def broken(self, what: str) -> LostError:
+        """Count a reply that breaks the protocol, and set the server aside."""
         return self._servers.lost(self.server, f"breaks the protocol: found {what}", broken=True)
 
     def close(self) -> None:

@@ -13,11 +13,15 @@ from typing import Any, cast
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
-from mafrt.core.text import brief, clean_deep, clean_text, error_line, one_item, real_number
+from mafrt.core.text import brief, clean_deep, clean_text, error_line, has_controls, one_item, real_number
 from mafrt.core.types import Evidence, Message, Observation, Scored, StepResult
 
 ROLES = ("system", "user", "assistant", "tool", "tools")
 """Roles of the messages of an observation."""
+MOST_MEASURES, LONGEST_MEASURE = 256, 200
+"""Numbers in `info["measures"]`, and characters of a name."""
+LONGEST_TASK = 100_000
+"""Characters of `info["task"]`, which stands in every record of an episode."""
 
 
 def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dict[str, Observation], dict[str, Any]]:
@@ -102,6 +106,8 @@ def _schema_problem(schema: Any) -> str | None:
         return "the schema of a tool must be an object"
     if not isinstance(function.get("name"), str) or not function["name"].strip():
         return "the schema of a tool must have a 'name'"
+    if has_controls(function["name"]):
+        return "the 'name' of a tool must be of one line"
     if not isinstance(function.get("description", ""), str):
         return "the 'description' of a tool must be a text"
     parameters = function.get("parameters") or {}
@@ -180,6 +186,8 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
     if "task" in info and not isinstance(info["task"], str):
         raise EnvError(f'{where}: info["task"] must be a text, found {brief(info["task"])}')
+    if len(info.get("task", "")) > LONGEST_TASK:
+        raise EnvError(f'{where}: info["task"] has {len(info["task"])} characters, expected at most {LONGEST_TASK}')
     if (outcome := info.get("outcome")) is not None:
         info["outcome"] = real_number(outcome)
         if info["outcome"] is None:
@@ -187,10 +195,9 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
     else:
         info.pop("outcome", None)
     if (measures := info.get("measures")) is not None:
-        numbers = {name: real_number(value) for name, value in measures.items()} if isinstance(measures, dict) else None
-        if numbers is None or None in numbers.values():
-            raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
-        info["measures"] = numbers
+        info["measures"] = _checked_measures(where, measures)
+    if not _are_answers(info.get("answers", {})):
+        del info["answers"]  # of an environment that means something else by this word
     if "earlier" in info:
         info["earlier"] = _checked_earlier(agents, where, info["earlier"])
     if "evidence" in info:
@@ -199,6 +206,33 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
             raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
         info["evidence"] = {agent: _checked_evidence(agents, where, agent, e) for agent, e in given.items()}
     return cast(dict[str, Any], info)
+
+
+def _checked_measures(where: str, given: Any) -> dict[str, float]:
+    """Name -> number. Each name becomes a column of the run's metrics, so they are few and of one line."""
+    numbers = {name: real_number(value) for name, value in given.items()} if isinstance(given, dict) else {"": None}
+    if None in numbers.values():
+        raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(given)}')
+    if len(numbers) > MOST_MEASURES:
+        raise EnvError(f'{where}: info["measures"] holds {len(numbers)} numbers, expected at most {MOST_MEASURES}')
+    for name in numbers:
+        if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_MEASURE or has_controls(name):
+            raise EnvError(
+                f'{where}: info["measures"] must have names of one line and at most {LONGEST_MEASURE} characters, '
+                f"found {brief(name)}"
+            )
+    return cast(dict[str, float], numbers)
+
+
+def _are_answers(given: Any) -> bool:
+    """Whether it is {agent: {"key": text or None, "score": number}}, as the shipped environments tell of answers."""
+    return isinstance(given, dict) and all(
+        isinstance(agent, str)
+        and isinstance(answer, dict)
+        and isinstance(answer.get("key"), (str, type(None)))
+        and real_number(answer.get("score")) is not None
+        for agent, answer in given.items()
+    )
 
 
 def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tuple[str, int, float]]:

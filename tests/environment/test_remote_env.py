@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -268,6 +269,7 @@ class Bad:
 
     def __init__(self, does: str) -> None:
         self.does, self.released, self.resets = does, threading.Event(), 0
+        self.steps = 0
         self.server = grpc.server(ThreadPoolExecutor(4))
         rpc.serve(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -310,7 +312,20 @@ class Bad:
             ),
             "role": pb.ResetReply(observations=[pb.Observation(agent="left", messages=[OTHER_ROLE])], info="{}"),
         }
-        return lies.get(self.does, pb.ResetReply())
+        # The measures come with a step.
+        first = [pb.Observation(agent="left", text="x")] if "measures" in self.does else []
+        return lies.get(self.does, pb.ResetReply(observations=first, info="{}" if first else ""))
+
+    def Step(self, request: Any, context: Any) -> Any:
+        self.steps += 1
+        measures = {
+            "100,000 measures": {str(n): n for n in range(100_000)},
+            "lines in measures": {"solved\nreward": 1},
+            "ever other measures": {f"{self.steps}/{n}": n for n in range(200)},
+        }[self.does]
+        return pb.StepReply(
+            observations=[pb.Observation(agent="left", text="x")], info=json.dumps({"measures": measures})
+        )
 
     def close(self) -> None:
         self.released.set()
@@ -342,6 +357,21 @@ def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypat
         assert words in said and bad.address in said and "\n" not in said, said
         both = make_env(f"grpc://{bad.address},{server.address}/Walk")
         assert played(both, 4) == played(Session(Walk()), 4)
+    finally:
+        bad.close()
+
+
+@pytest.mark.parametrize("does", ["100,000 measures", "lines in measures", "ever other measures"])
+def test_a_server_that_measures_without_end_is_left_for_good(does, monkeypatch):
+    monkeypatch.setattr(pool, "_LONGEST_S", 0.01)
+    bad = Bad(does)
+    try:
+        env = make_env(f"grpc://{bad.address}/Walk")
+        env.reset(seed=1)
+        with pytest.raises(EnvDownError, match="measure"):
+            for _ in range(3):
+                env.step({"left": "x"})
+        assert [server.broken for server in env.unwrapped._servers.servers.values()] == [pool.MOST_BROKEN]
     finally:
         bad.close()
 

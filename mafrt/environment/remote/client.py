@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Observation, StepResult
-from mafrt.environment.contract import checked_reset, checked_step
+from mafrt.environment.contract import MOST_MEASURES, checked_reset, checked_step
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote.messages import pack_actions, unpack_failure, unpack_reset, unpack_result
 from mafrt.environment.remote.pool import Servers, ServerSession
@@ -92,8 +92,17 @@ class RemoteEnv(ReplayedEnv[ServerSession]):
 
     def _step(self, number: int, actions: dict[str, str]) -> StepResult:
         request = pb.StepRequest(session=self._sessions[0].session, number=number, actions=pack_actions(actions))
+        server = self._sessions[0].server
         reply = self._servers.call(self._sessions[0], "Step", request)
-        return self._read(reply, "step()", lambda where: checked_step(self.agents, where, unpack_result(reply)))
+
+        def read(where: str) -> StepResult:
+            result = checked_step(self.agents, where, unpack_result(reply))
+            server.measures.update(result.info.get("measures", ()))
+            if len(server.measures) > MOST_MEASURES:
+                raise ValueError(f"it has measured under more than {MOST_MEASURES} names")
+            return result
+
+        return self._read(reply, "step()", read)
 
     def _read(self, reply: Any, method: str, read: Callable[[str], T]) -> T:
         """A reply, checked. A failure of the environment is raised; a server that breaks the contract is set aside."""

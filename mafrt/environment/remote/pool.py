@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Server:
     """when it is tried again (`time.monotonic`)"""
     broken: int = 0
     """replies that broke the protocol or the contract, in all"""
+    measures: set[str] = field(default_factory=set)
+    """names of all that it has measured: each is a column of the run's metrics"""
     why: str = ""
     """why it was set aside"""
 
