@@ -10,10 +10,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import grp
 import hashlib
 import logging
 import os
 import platform
+import pwd
 import shutil
 import stat
 import subprocess
@@ -160,9 +162,21 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether anyone may put another folder in the place of one in it."""
-    mode = folder.stat().st_mode
-    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+    """Whether another user may put another folder in the place of one in it: its owner, its group, or anyone."""
+    about = folder.stat()
+    if about.st_uid not in (0, os.getuid()):
+        return True
+    shared = about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not _is_private(about.st_gid))
+    return bool(shared) and not about.st_mode & stat.S_ISVTX
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is that of root, or of this user alone, as many systems make one for each user."""
+    try:
+        members, about = grp.getgrgid(group), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return group == 0
+    return group == 0 or (group == about.pw_gid and members.gr_name == about.pw_name and not members.gr_mem)
 
 
 def _is_whole(path: Path) -> bool:

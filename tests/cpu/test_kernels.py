@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -231,6 +232,37 @@ def test_a_folder_that_others_may_exchange_is_left_alone(monkeypatch, tmp_path, 
     with caplog.at_level(logging.WARNING):
         assert fresh_library(monkeypatch, tmp_path / "open") is not None
     assert ("chmod 700" in caplog.text) == private and bool(list(folder.iterdir())) != private
+
+
+PARENTS = [
+    ("another user's", 12345, 0, 0o755, True),
+    ("another user's, sticky", 12345, 0, 0o1777, True),
+    ("root's", 0, 0, 0o755, False),
+    ("a group's", "own", 12345, 0o775, True),
+    ("a group's, sticky", "own", 12345, 0o1775, False),
+    ("root's, a group's", 0, 12345, 0o770, True),
+    ("root's, root's group", 0, 0, 0o775, False),
+    ("a group that may only read", "own", 12345, 0o755, False),
+    ("everyone's", "own", 0, 0o757, True),
+    ("everyone's, sticky", 0, 0, 0o1777, False),
+]
+
+
+@pytest.mark.parametrize(("name", "owner", "group", "mode", "taken"), PARENTS, ids=[each[0] for each in PARENTS])
+def test_who_may_exchange_a_folder_of_the_cache(tmp_path, monkeypatch, name, owner, group, mode, taken):
+    owner = os.getuid() if owner == "own" else owner
+    about = SimpleNamespace(st_uid=owner, st_gid=group, st_mode=stat.S_IFDIR | mode)
+    monkeypatch.setattr(Path, "stat", lambda self: about)
+    assert library_module._is_open(tmp_path) == taken
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "private"), [("me", [], True), ("me", ["her"], False), ("staff", [], False)]
+)
+def test_the_group_of_one_user_is_no_other_user(monkeypatch, group, members, private):
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=4321))
+    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_name=group, gr_mem=members))
+    assert library_module._is_private(4321) == private and not library_module._is_private(4322)
 
 
 @pytest.mark.parametrize("what", ["a file", "a file for the folder", "a full folder for the library", "no home"])
