@@ -40,15 +40,18 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDING = ".lora_A.weight"
 """of the key of a layer's A"""
+ELSEWHERE = (
+    *("lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
+    *("megatron_config", "runtime_config"),
+)
+"""Settings that tell how an adapter was begun, or is trained by PEFT. They change no answer of one that is there."""
 PLAIN_LORA = frozenset(
     (
         *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "alora_invocation_tokens"),
         *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform"),
-        *("peft_type", "bias", "init_lora_weights", "base_model_name_or_path"),
-        # These tell how it was trained, loaded or begun.
-        *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "revision", "peft_version", "runtime_config"),
-        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
-        *("megatron_config", "megatron_core", "qalora_group_size"),
+        *("peft_type", "task_type", "bias", "init_lora_weights", "base_model_name_or_path"),
+        *("inference_mode", "auto_mapping", "revision", "peft_version", "megatron_core", "qalora_group_size"),
+        *ELSEWHERE,
     )
 )
 """Settings of a PEFT LoRA folder that are read here, or change no answer. Any other is refused where it is set."""
@@ -517,21 +520,28 @@ def _origin(config: dict[str, Any], base_name: str) -> tuple[bool, str]:
 
 
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
-    """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
+    """Raise CheckpointError for unsupported LoRA variants, and warn of settings of training that have no effect."""
     set_here = [f"{key}={value!r}" for key, value in config.items() if value and key not in PLAIN_LORA]
     unsupported = [shortened(each) for each in set_here]
     # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
-        unsupported.append(f"peft_type={config['peft_type']!r}")
+        unsupported.append(f"peft_type={shortened(repr(config['peft_type']))}")
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        unsupported.append(f"task_type={shortened(repr(config['task_type']))}")
     if config.get("bias", "none") != "none":
-        unsupported.append(f"bias={config['bias']!r}")
+        unsupported.append(f"bias={shortened(repr(config['bias']))}")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian", "eva", "orthogonal"):
         # PiSSA, OLoRA, CorDA and LoftQ subtract the initial adapter from the base's weights, which are frozen here.
-        unsupported.append(f"init_lora_weights={config['init_lora_weights']!r}")
+        unsupported.append(f"init_lora_weights={shortened(repr(config['init_lora_weights']))}")
     if unsupported:
         raise CheckpointError(
             f"{folder / CONFIG}: found {', '.join(unsupported)}, expected plain LoRA on linear layers; "
             "convert the adapter with PEFT, merge it into the base, or remove a setting that changes no answer"
+        )
+    if idle := [key for key in ELSEWHERE if config.get(key)]:
+        log.warning(
+            "%s: %s of PEFT's training %s not read: the adapter answers as it is, and learns on without",
+            *(folder / CONFIG, " and ".join(idle), "is" if len(idle) == 1 else "are"),
         )
 
 

@@ -164,6 +164,42 @@ def test_a_setting_that_is_not_computed_here_is_refused_where_it_is_set(plain, t
         base.load_adapter("first", folder)
 
 
+OTHER_TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "causal_lm", 7, ["x"])
+
+
+@pytest.mark.parametrize("task", OTHER_TASKS, ids=str)
+def test_an_adapter_of_another_task_is_refused(plain, tmp_path, task):
+    shutil.copytree(plain, tmp_path / "first")
+    path = tmp_path / "first" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "task_type": task}))
+    with pytest.raises(CheckpointError, match="found task_type="):
+        tiny_base().load_adapter("first", path.parent)
+
+
+OF_TRAINING = {
+    "lora_dropout": 0.05,
+    "loftq_config": {"loftq_bits": 4},
+    "eva_config": {"rho": 2.0},
+    "corda_config": {"cache_file": "x"},
+    "lora_ga_config": {"direction": "ArB2r"},
+    "velora_config": {"num_groups": 32},
+    "megatron_config": {"tensor_model_parallel_size": 2},
+    "runtime_config": {"ephemeral_gpu_offload": True},
+}
+
+
+@pytest.mark.parametrize("name", OF_TRAINING)
+def test_settings_of_training_elsewhere_are_taken_with_a_line_that_names_them(plain, tmp_path, caplog, name):
+    shutil.copytree(plain, tmp_path / "first")
+    path, base = tmp_path / "first" / "adapter_config.json", tiny_base()
+    base.load_adapter("first", path.parent)
+    assert not caplog.records
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: OF_TRAINING[name]}))
+    base.load_adapter("first", path.parent)
+    [line] = caplog.messages
+    assert f"{name} of PEFT's training is not read" in line and "\n" not in line
+
+
 def test_all_that_peft_writes_of_plain_lora_is_taken(plain, tmp_path):
     from peft import LoraConfig
 
