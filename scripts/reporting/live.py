@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import socket
 import threading
 import webbrowser
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from mafrt.core.errors import ConfigError
 from mafrt.environment.local_server import HEAD_S, RefusedError, check_caller
@@ -16,7 +18,41 @@ from mafrt.scripts.reporting.page import build_page
 from mafrt.scripts.reporting.run_data import read_run
 
 HOST = "127.0.0.1"
+MOST_CONNECTIONS = 64
+"""at the same time; a page has one or two"""
 _WATCHED = ("metrics.jsonl", "evaluations.jsonl", "summary.json", "transcripts")
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """A thread for each of `MOST_CONNECTIONS`; one more ends the oldest, of those without a whole request first."""
+
+    def __init__(self, *args: Any) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[socket.socket] = []
+        self._answered: list[socket.socket] = []
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._waiting.append(request)
+            if len(self._waiting) + len(self._answered) > MOST_CONNECTIONS:
+                oldest = (self._waiting[:-1] or self._answered)[0]
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes and closes it
+        super().process_request(request, client_address)
+
+    def answers(self, request: socket.socket) -> None:
+        """A whole request has come."""
+        with self._lock:
+            self._waiting.remove(request)
+            self._answered.append(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            for held in (self._waiting, self._answered):
+                if request in held:
+                    held.remove(request)
+        super().shutdown_request(request)
 
 
 class LiveReport:
@@ -58,6 +94,7 @@ def make_server(folders: Sequence[Path], port: int, max_mib: float) -> Threading
                 super().handle()
 
         def do_GET(self) -> None:
+            server.answers(self.connection)
             try:
                 check_caller([(name.lower(), value) for name, value in self.headers.items()], HOST)
             except RefusedError as refused:
@@ -83,11 +120,12 @@ def make_server(folders: Sequence[Path], port: int, max_mib: float) -> Threading
             """Requests are not logged."""
 
     try:
-        return ThreadingHTTPServer((HOST, port), Handler)
+        server = BoundedServer((HOST, port), Handler)
     except OSError as error:
         raise ConfigError(
             f"port {port} of {HOST} cannot be used ({error.strerror}); give another --port, or 0."
         ) from None
+    return server
 
 
 def serve(folders: Sequence[Path], port: int, max_mib: float, *, open_browser: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import random
@@ -19,6 +20,7 @@ from helpers_report import TEAM, browsing, episode, make_run
 
 from mafrt.core.types import Episode, Turn
 from mafrt.scripts import report, show
+from mafrt.scripts.reporting import live
 from mafrt.scripts.reporting.live import make_server
 from mafrt.scripts.reporting.page import build_page, findings_of
 from mafrt.scripts.reporting.run_data import Table, read_run
@@ -275,6 +277,26 @@ def test_a_page_that_was_closed_is_no_error_of_the_live_report(tmp_path, capsys,
         for thread in set(threading.enumerate()) - before:
             thread.join(60)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_connections_that_send_nothing_hold_no_more_than_the_live_report_has(tmp_path, monkeypatch, sent):
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 8)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with contextlib.ExitStack() as stack, make_server([tmp_path], 0, 1.0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        place = ("127.0.0.1", server.server_port)
+        clients = [stack.enter_context(socket.create_connection(place, timeout=60)) for _ in range(40)]
+        for client in clients:
+            with contextlib.suppress(ConnectionError):  # of one that has made room
+                client.sendall(sent)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/version", timeout=60) as reply:
+            assert reply.read()
+        for client in clients[: 40 - 8]:
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b""
+        assert len(server._waiting) <= 8
 
 
 # -------------------------------------------------------------------------------------------------------------- browser
