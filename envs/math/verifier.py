@@ -75,7 +75,11 @@ class Verifier:
             if len(given) > MAX_ANSWER_CHARS:
                 self.stats.too_long += 1
                 return False
-            given, reference = tidy(given), tidy(boxed(reference) or reference)
+            reference = boxed(reference) or reference
+            if len(reference) > MAX_ANSWER_CHARS:  # which no shorter answer meets
+                self.stats.too_long += 1
+                return False
+            given, reference = tidy(given), tidy(reference)
             plain = (given, reference) if given == reference else same_bases(given, reference)
             verdict = False if plain is None else quick_verdict(*plain)
             if plain is not None and verdict is None and (plain := same_units(*plain)) is not None:

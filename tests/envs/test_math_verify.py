@@ -327,6 +327,19 @@ def test_a_long_answer_is_not_parsed(fresh):
     assert fresh.stats.too_long == 1 and fresh.worker.process is None
 
 
+LONG = ("1,", "{", "1_2", "(0,1]", "~", "x=", "\\text{a}", "9", "x<", "\\frac1", "a and ", "1 base 2 ", "\\{", "5\\%,")
+
+
+@pytest.mark.parametrize("piece", LONG)
+def test_a_long_reference_costs_nothing(fresh, piece):
+    reference = piece * (200_000 // len(piece))
+    started = time.process_time()
+    texts = ("\\boxed{3}", "\\boxed{1_2}", "\\boxed{(0,1]}", f"\\boxed{{{piece * 20}}}")
+    pairs = [(text, form) for text in texts for form in (reference, f"\\boxed{{{reference}}}")]
+    assert not any(fresh.verify_many(pairs))
+    assert time.process_time() - started < 2
+
+
 @pytest.mark.parametrize("blank", ["~", "\u202f", "~ ", "✓ ", "\\checkmark ", " "])
 @pytest.mark.parametrize("reference", ["(1, 2]", "\\{1, 2\\}", "x = 3", "50\\%"])
 def test_blanks_of_every_kind_cost_nothing(blank, reference):
