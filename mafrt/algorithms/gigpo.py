@@ -79,8 +79,7 @@ class GigpoBase(Algorithm):
 
 def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     """Fill advantages and returns (the discounted step return) of all rows in the loss."""
-    drop_incomplete(trajectories)
-    complete = [rows for rows in trajectories if rows and rows[0].dropped is None]
+    complete = [rows for rows in drop_incomplete(trajectories) if rows]
     scale = settings.norm == "mean_std"
 
     problems: dict[str, list[Sequence[Row]]] = {}

@@ -246,13 +246,22 @@ class GroupStats:
         return overall | each
 
 
-def drop_incomplete(trajectories: Trajectories) -> None:
-    """Drop every trajectory whose total is unknown because one of its turns has an unknown reward."""
+def drop_incomplete(trajectories: Trajectories, *, kl: bool = True) -> list[Sequence[Row]]:
+    """Drop every trajectory whose total is unknown because one of its turns has an unknown reward; returns the others.
+
+    `kl`: the total holds the KL penalties. Without them, a turn whose own is unknown leaves alone.
+    """
+    complete: list[Sequence[Row]] = []
     for rows in trajectories:
-        gone = next((row.dropped for row in rows if row.dropped), None)
-        if gone:
-            for row in rows:
-                row.drop(gone)
+        unknown = (
+            row for row in rows if row.dropped and (kl or row.dropped != "nonfinite" or not math.isfinite(row.bare))
+        )
+        if (first := next(unknown, None)) is None:
+            complete.append(rows)
+            continue
+        for row in rows:
+            row.drop(first.dropped)  # type: ignore[arg-type]  # only dropped rows are unknown
+    return complete
 
 
 def _key(row: Row, group: str) -> tuple[Hashable, ...]:

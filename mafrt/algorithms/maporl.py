@@ -90,16 +90,13 @@ class MaporlBase(Gae):
 
 def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]:
     """Reshape all rewards, then fill advantages and returns as `gae` does."""
-    drop_incomplete(trajectories)
     bonuses: list[float] = []
-    for rows in trajectories:
-        if not rows or rows[0].dropped:
-            continue
+    for rows in filter(None, drop_incomplete(trajectories, kl=False)):
         at = joint_steps([row.turn for row in rows])
         rounds: list[Round] = [{} for _ in range(at[-1] + 1)]
         scores: list[Round] = [{} for _ in range(at[-1] + 1)]
         for row, t in zip(rows, at, strict=True):
-            rounds[t][row.turn.agent] = row.reward - total(row.kl_rewards)
+            rounds[t][row.turn.agent] = row.bare
             scores[t][row.turn.agent] = rounds[t][row.turn.agent] - row.outcome_reward
         for row, t in zip(rows, at, strict=True):
             bonus = _bonus(scores, t, row.turn.agent, settings)

@@ -130,8 +130,9 @@ class Row:
 
     @property
     def pay_known(self) -> bool:
-        """Whether `pay` is known. A turn may be out of the loss for other reasons, which leave its pay known."""
-        return self.dropped not in ("unjudged", "nonfinite")
+        """Whether `pay` is known. A turn may be out of the loss for other reasons, which leave its pay known: for an
+        unknown KL penalty or outcome, too."""
+        return self.dropped != "unjudged" and math.isfinite(self.pay)
 
     @property
     def key(self) -> tuple[int, int]:

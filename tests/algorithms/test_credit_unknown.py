@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from helpers_credit import assign
 
-from mafrt.algorithms import algorithm
+from mafrt.algorithms import ALGORITHMS, algorithm
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
 
@@ -108,3 +110,24 @@ def test_at_grpo_compares_an_agents_own_nth_turns():
     second = Episode("1", "p", [turn("b", 0, 0.0)])
     metrics = assign([first, second], "at_grpo")
     assert first.turns[1].advantages == pytest.approx([0.7071], abs=1e-4) and metrics["groups_of_one"] == 1.0
+
+
+SUMS_WITH_KL = ("ccpo", "dr_mamr", "gigpo")
+"""Rules whose number for an episode is a sum with the KL penalties of all its turns."""
+NO_KL_IN_REWARD = ("dapo", "qmix", "spin", "opd", "self_distill")
+"""Needs more than these turns have, or has no penalty in the reward."""
+
+
+@pytest.mark.parametrize("by_turn", [True, False], ids=["pay by turn", "pay at the end"])
+@pytest.mark.parametrize("rule", sorted(set(ALGORITHMS) - set(NO_KL_IN_REWARD)))
+def test_of_a_turn_with_an_unknown_kl_only_what_holds_it_is_unknown(rule, by_turn):
+    def episode(number: int, last: float) -> Episode:
+        turns = [turn("ab"[at % 2], at, (0.5 * number, 1.0, 0.3)[at] if by_turn else None, (0.1,)) for at in range(3)]
+        for one, reference in zip(turns, (-1.1, -1.2, last), strict=True):
+            one.ref_logprobs = [reference]
+        return Episode(str(number), "p", turns, None if by_turn else float(number == 2))
+
+    episodes = [episode(number, math.nan if number == 1 else -1.3) for number in range(3)]
+    assign(episodes, rule, kl_coef=0.1, kl_in="reward")
+    learnt = [[one.advantages is not None for one in each.turns] for each in episodes]
+    assert learnt == [[True] * 3, [False] * 3 if rule in SUMS_WITH_KL else [True, True, False], [True] * 3]
