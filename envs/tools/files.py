@@ -16,6 +16,7 @@ from mafrt.core.reading import read_file
 from mafrt.core.text import readable
 from mafrt.envs.tools.base import Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.failed import Failed
+from mafrt.sandbox.inside.names import fault
 
 QUOTA_MIB = 16
 MOST_FILES = 64
@@ -26,8 +27,9 @@ _PATH = {"path": ("string", "path within the workspace")}
 def inside(path: str) -> str:
     """A path within the workspace, in its plain form. Raises Failed for one that leads elsewhere."""
     parts = PurePosixPath(path).parts
-    odd = "\x00" in path or "\\" in path or len(path) > LONGEST_PATH
-    if not parts or odd or path.startswith(("/", "~")) or ".." in parts:
+    # A name that no sandbox takes would end every later program of the episode.
+    odd = "\\" in path or len(path) > LONGEST_PATH or path.startswith("~")
+    if odd or fault("/".join(parts)):
         raise Failed(f"{path[:80]!r} is no path within the workspace; give one such as notes/plan.txt.")
     return "/".join(parts)
 

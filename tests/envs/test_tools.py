@@ -127,6 +127,18 @@ def test_no_path_leads_out_of_the_workspace(path):
         inside(path)
 
 
+NO_NAMES = ("a\nb", "a\rb", "\ta", "a\x1b[2Jb", "a\x7fb", "a\x85b", "é" * 128, "\U0001f642" * 64, "a/" * 17, "\ud800")
+
+
+@pytest.mark.parametrize("path", NO_NAMES)
+def test_a_file_whose_name_no_program_could_see_is_not_written(path):
+    with pytest.raises(Failed, match="no path within the workspace"):
+        inside(path)
+    toolbox = make_toolbox(["files"])
+    assert toolbox.answer(ToolCall("write_file", {"path": path, "content": "x"})).startswith("Error: ")
+    assert toolbox.files == {}
+
+
 @pytest.mark.slow
 def test_files_last_one_episode_and_links_are_left_out(tmp_path):
     (tmp_path / "sub").mkdir()
