@@ -85,6 +85,9 @@ def run_folders(names: Sequence[str], command: str = "report") -> list[Path]:
             within = next((parent for parent in folder.resolve().parents if _holds_run(parent)), None)
             remedy = f"it is a part of the run {within}, give that" if within else "give one, such as one in runs/"
             raise ConfigError(f"{folder} is no run folder; {remedy}.")
+    places = [folder.resolve() for folder in folders]
+    if twice := next((folder for at, folder in enumerate(folders) if places[at] in places[:at]), None):
+        raise ConfigError(f"the run {twice} is named twice; leave one of them out.")
     return folders
 
 

@@ -182,6 +182,11 @@ def run(argv: Sequence[str]) -> int:
     started_by = None if load_path is None else command_of(Path(load_path).expanduser())
     # A run goes on with the command that began it, since only that one knows its settings.
     if started_by not in (None, COMMAND.name):
+        if env is not None:
+            raise ConfigError(
+                f"{load_path} is a run of mafrt {started_by}, and goes on with what it trains on: leave {env!r} out; "
+                f"for another run, begin with its adapters, as in --load_path {load_path}/best."
+            )
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))
     if env is None or is_mixture(env):
         return train(COMMAND, argv, prepare)

