@@ -20,6 +20,7 @@ from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.atomic_files import load_json, save_json
 from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.text import shortened
 
 RECORD = "run.json"
 FORMAT = 1
@@ -126,8 +127,6 @@ def load_record(run_dir: Path) -> RunRecord:
     try:
         if stored["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {stored['format']}; this version of mafrt reads format {FORMAT}.")
-        if not isinstance(stored["command"], (str, type(None))):
-            raise TypeError(f"command is {stored['command']!r}")
         stored.setdefault("bases", {})  # runs of one base have none
         values = {item.name: stored[item.name] for item in fields(RunRecord)}
         values["bases"] = {name: BaseRecord(**entry) for name, entry in values["bases"].items()}
@@ -138,9 +137,33 @@ def load_record(run_dir: Path) -> RunRecord:
         ):
             values[name] = None if values[name] is None else kind(**values[name])
         values["files"] = {name: FileRecord(**entry) for name, entry in values["files"].items()}
-        return RunRecord(**values)
+        record = RunRecord(**values)
+        nested = (record.environment, record.eval_environment, record.base, *record.bases.values())
+        for part in (record, *filter(None, nested), *record.files.values()):
+            _check_kinds(part)
+        return record
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}.") from error
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "dict[str, Any]": (dict,),
+    "dict[str, Any] | None": (dict, type(None)),
+    "list[dict[str, Any]]": (list,),
+}
+"""Annotation of a field -> the classes of its values, where JSON has them as they are."""
+
+
+def _check_kinds(part: RunRecord | EnvironmentRecord | BaseRecord | FileRecord) -> None:
+    """Raise TypeError for a field of another kind than it is declared with."""
+    for item in fields(part):
+        value = getattr(part, item.name)
+        listed = value if isinstance(value, list) else []
+        known = isinstance(value, _KINDS.get(str(item.type), (object,)))
+        if not known or not all(isinstance(entry, dict) for entry in listed):
+            raise TypeError(f"{item.name} is {shortened(repr(value))}")
 
 
 def changes(then: RunRecord, now: RunRecord) -> list[str]:

@@ -197,6 +197,31 @@ def test_a_record_survives_the_disk(tmp_path):
         load_record(tmp_path)
 
 
+OTHER_KINDS = {
+    "team": ["x", {}, [1], None, ["a"], [{"role": "a"}, 7]],
+    "command": [5, ["train_math"]],
+    "machine": [[], "x", None],
+    "sandbox": [1, {}],
+    "environment": [{"path": 5, "arguments": {}}, {"path": "x", "arguments": [1]}, {"path": None, "arguments": None}],
+    "base": [
+        {"name": [], "fingerprint": "x"},
+        {"name": "x", "fingerprint": 1},
+        {"name": "x", "fingerprint": "x", "path": 2},
+    ],
+    "files": [{"a": {"path": 1, "sha256": "x"}}, {"a": {"path": "x", "sha256": None}}, [1]],
+    "bases": [{"a": {"name": "x", "fingerprint": None}}, {"a": 3}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, some in OTHER_KINDS.items() for value in some])
+def test_a_field_of_another_kind_is_a_damaged_record(tmp_path, name, value):
+    RunRecord(TEAM, "train_math").save(tmp_path)
+    stored = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**stored, name: value}))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_record(tmp_path)
+
+
 def test_changes_are_named_once_each():
     then = RunRecord(TEAM, files={"a": FileRecord("/a", "1"), "b": FileRecord("/b", "1")})
     assert changes(then, then) == []
