@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mafrt.core.text import real_number
 from mafrt.core.types import Episode
 from mafrt.runners.evaluation import SOLVED, Evaluation
 from mafrt.runners.intervals import interval
@@ -81,7 +82,7 @@ def majority(episodes: Sequence[Episode]) -> Majority | None:
         votes: dict[str, list[float]] = defaultdict(list)
         for episode in group:
             first: Mapping[str, Any] = next(iter(answers_of(episode).values()), {})
-            if first.get("key") is not None:
+            if isinstance(first.get("key"), str):
                 votes[first["key"]].append(episode.score)
         most = max(map(len, votes.values()), default=0)
         leading = [statistics.fmean(each) for each in votes.values() if len(each) == most]
@@ -97,9 +98,9 @@ def counted(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def answers_of(episode: Episode) -> Mapping[str, Mapping[str, Any]]:
-    """Agent -> key and score of its answer."""
-    answers: Mapping[str, Mapping[str, Any]] = episode.info.get("answers", {})
-    return answers
+    """Agent -> key and score of its answer; those of another form, an environment's own, are left out."""
+    told = {name: said for name, said in episode.info.get("answers", {}).items() if isinstance(said, Mapping)}
+    return {name: said for name, said in told.items() if real_number(said.get("score")) is not None}
 
 
 def episode_lines(episodes: Sequence[Episode], prompts: Mapping[str, str]) -> list[dict[str, Any]]:

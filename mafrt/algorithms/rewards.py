@@ -130,8 +130,7 @@ class Row:
 
     @property
     def pay_known(self) -> bool:
-        """Whether `pay` is known. A turn may be out of the loss for other reasons, which leave its pay known: for an
-        unknown KL penalty or outcome, too."""
+        """Whether `pay` is known. A turn may be out of the loss for another reason, such as an unknown KL penalty."""
         return self.dropped != "unjudged" and math.isfinite(self.pay)
 
     @property

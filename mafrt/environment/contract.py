@@ -184,10 +184,10 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         info = clean_deep(info)
     except ValueError as error:
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
-    if "task" in info and not isinstance(info["task"], str):
-        raise EnvError(f'{where}: info["task"] must be a text, found {brief(info["task"])}')
-    if len(info.get("task", "")) > LONGEST_TASK:
-        raise EnvError(f'{where}: info["task"] has {len(info["task"])} characters, expected at most {LONGEST_TASK}')
+    if "task" in info and not (isinstance(info["task"], str) and len(info["task"]) <= LONGEST_TASK):
+        raise EnvError(
+            f'{where}: info["task"] must be a text of {LONGEST_TASK} characters at most: {brief(info["task"])}'
+        )
     if (outcome := info.get("outcome")) is not None:
         info["outcome"] = real_number(outcome)
         if info["outcome"] is None:
@@ -196,8 +196,6 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         info.pop("outcome", None)
     if (measures := info.get("measures")) is not None:
         info["measures"] = _checked_measures(where, measures)
-    if not _are_answers(info.get("answers", {})):
-        del info["answers"]  # of an environment that means something else by this word
     if "earlier" in info:
         info["earlier"] = _checked_earlier(agents, where, info["earlier"])
     if "evidence" in info:
@@ -222,17 +220,6 @@ def _checked_measures(where: str, given: Any) -> dict[str, float]:
                 f"found {brief(name)}"
             )
     return cast(dict[str, float], numbers)
-
-
-def _are_answers(given: Any) -> bool:
-    """Whether it is {agent: {"key": text or None, "score": number}}, as the shipped environments tell of answers."""
-    return isinstance(given, dict) and all(
-        isinstance(agent, str)
-        and isinstance(answer, dict)
-        and isinstance(answer.get("key"), (str, type(None)))
-        and real_number(answer.get("score")) is not None
-        for agent, answer in given.items()
-    )
 
 
 def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tuple[str, int, float]]:

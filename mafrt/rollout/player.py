@@ -207,7 +207,8 @@ class RunningEpisode:
         self.env_step += 1
         if "outcome" in result.info:
             self.episode.outcome = float(result.info["outcome"])
-        self.episode.info |= {name: dict(result.info[name]) for name in ("measures", "answers") if name in result.info}
+        told = ((name, result.info.get(name)) for name in ("measures", "answers"))
+        self.episode.info |= {name: dict(value) for name, value in told if isinstance(value, dict)}
 
 
 @dataclass(frozen=True)

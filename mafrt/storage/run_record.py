@@ -138,9 +138,10 @@ def load_record(run_dir: Path) -> RunRecord:
             values[name] = None if values[name] is None else kind(**values[name])
         values["files"] = {name: FileRecord(**entry) for name, entry in values["files"].items()}
         record = RunRecord(**values)
-        nested = (record.environment, record.eval_environment, record.base, *record.bases.values())
-        for part in (record, *filter(None, nested), *record.files.values()):
-            _check_kinds(part)
+        parts = [record, record.environment, record.eval_environment, record.base, *record.bases.values()]
+        for part in [*parts, *record.files.values()]:
+            if part is not None:
+                _check_kinds(part)
         return record
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}.") from error
@@ -156,7 +157,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 """Annotation of a field -> the classes of its values, where JSON has them as they are."""
 
 
-def _check_kinds(part: RunRecord | EnvironmentRecord | BaseRecord | FileRecord) -> None:
+def _check_kinds(part: Any) -> None:
     """Raise TypeError for a field of another kind than it is declared with."""
     for item in fields(part):
         value = getattr(part, item.name)

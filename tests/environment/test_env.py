@@ -661,7 +661,7 @@ def test_an_error_shows_the_user_s_own_file_and_line(tmp_path, monkeypatch, step
         ("StepResult({}, {}, True, False, {'measures': {' ': 1}})", "names of one line"),
         ("StepResult({}, {}, True, False, {'measures': {'x' * 201: 1}})", "at most 200 characters"),
         ("StepResult({}, {}, True, False, {'measures': {1: 2, 'a': 3}})", "found int 1"),
-        ("StepResult({}, {}, True, False, {'task': 'x' * 100_001})", "has 100001 characters"),
+        ("StepResult({}, {}, True, False, {'task': 'x' * 100_001})", "of 100000 characters at most"),
     ],
 )
 def test_numbers_that_no_float_holds_are_one_sentence(tmp_path, monkeypatch, result, words):
@@ -670,13 +670,6 @@ def test_numbers_that_no_float_holds_are_one_sentence(tmp_path, monkeypatch, res
     with pytest.raises(EnvError) as caught:
         env.step({"a": "x"})
     assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("answers", ["'a, b'", "7", "[1, 2]", "{'a': 'yes'}", "{'a': {'key': [], 'score': 1}}", "None"])
-def test_answers_of_an_environment_s_own_form_are_not_taken_for_ours(tmp_path, monkeypatch, answers):
-    env = write_game(tmp_path, monkeypatch, f"return StepResult({{}}, {{}}, True, False, {{'answers': {answers}}})")
-    env.reset(seed=0)
-    assert "answers" not in env.step({"a": "x"}).info
 
 
 def test_info_that_nests_without_end_is_one_sentence(tmp_path, monkeypatch):

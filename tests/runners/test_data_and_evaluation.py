@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from mafrt.config.setting_synonyms import synonym
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, DataError
-from mafrt.core.types import Episode
+from mafrt.core.types import Episode, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import make_env
@@ -25,9 +26,10 @@ from mafrt.envs.math.build import build
 from mafrt.envs.math.tasks import load_tasks
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, repeated, weights_of
 from mafrt.envs.tools.calculator import compute
+from mafrt.rollout.player import RunningEpisode
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
-from mafrt.runners.evaluation_summary import agent_scores, episode_lines, majority, numbers
+from mafrt.runners.evaluation_summary import agent_scores, answers_of, episode_lines, majority, numbers
 from mafrt.runners.identity import training_data
 from mafrt.scripts import evaluate, export, prepare_data, train
 
@@ -446,3 +448,11 @@ def test_other_tasks_are_known_wherever_they_are_held(tmp_path):
     assert of(MixedTasks({"m": math_env(1, 2), "n": many}), dataset_path=["c", "d"]) == mixture  # moved files
     for envs in ({"m": many, "n": few}, {"m": few, "n": math_env(3, 5)}, {"m": few, "n": math_env(3, 4, 5)}):
         assert of(MixedTasks(envs)) != mixture
+
+
+@pytest.mark.parametrize("answers", ["a, b", 7, [1, 2], {"a": "yes"}, {"b": {"key": [], "score": 1}}, None])
+def test_answers_of_an_environment_s_own_form_are_not_taken_for_ours(answers):
+    live = SimpleNamespace(episode=Episode("0", "0", []), last_turn={}, env_step=0)
+    RunningEpisode.take(live, StepResult({}, {}, True, False, {"answers": answers, "outcome": 1.0}))
+    assert set(answers_of(live.episode)) <= {"b"} and live.episode.outcome == 1.0
+    assert (majority([live.episode]) is None) != isinstance(answers, dict)
