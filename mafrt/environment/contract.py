@@ -28,9 +28,7 @@ def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dic
     """The observations and info that `reset` returned. Raises EnvError; `where` names class and method."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where} must return (observations, info), found {brief(result)}")
-    observations, info = result
-    info = _checked_info(agents, where, info)
-    observations = _checked_observations(agents, where, observations)
+    info, observations = _checked_info(agents, where, result[1]), _checked_observations(agents, where, result[0])
     if not observations:
         raise EnvError(f"{where} returned no observations, so no agent acts first; return {{agent: observation}}")
     return observations, info
@@ -188,12 +186,10 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         raise EnvError(
             f'{where}: info["task"] must be a text of {LONGEST_TASK} characters at most: {brief(info["task"])}'
         )
-    if (outcome := info.get("outcome")) is not None:
-        info["outcome"] = real_number(outcome)
-        if info["outcome"] is None:
+    if (outcome := info.pop("outcome", None)) is not None:
+        if (known := real_number(outcome)) is None:
             raise EnvError(f'{where}: info["outcome"] must be a finite number, found {brief(outcome)}')
-    else:
-        info.pop("outcome", None)
+        info["outcome"] = known
     if (measures := info.get("measures")) is not None:
         info["measures"] = _checked_measures(where, measures)
     if "earlier" in info:

@@ -207,8 +207,7 @@ class RunningEpisode:
         self.env_step += 1
         if "outcome" in result.info:
             self.episode.outcome = float(result.info["outcome"])
-        told = ((name, result.info.get(name)) for name in ("measures", "answers"))
-        self.episode.info |= {name: dict(value) for name, value in told if isinstance(value, dict)}
+        self.episode.info |= {k: dict(v) for k in ("measures", "answers") if isinstance(v := result.info.get(k), dict)}
 
 
 @dataclass(frozen=True)

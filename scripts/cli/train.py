@@ -182,10 +182,8 @@ def _check(
     prepared = prepare(settings)
     env, team = prepared.env, prepared.team
     refuse_idle_limits(settings, env)
-    if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
-        raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
-    if "epochs" in settings.flags and not config.run.epochs and "iterations" not in settings.flags:
-        raise ConfigError("--epochs is 0, which asks for no passes; give 1 or more, or --iterations.")
+    if "epochs" in settings.flags and ("iterations" in settings.flags) == (config.run.epochs > 0):
+        raise ConfigError("--epochs and --iterations exclude each other, and --epochs 0 asks for no passes; give one.")
     config = with_epochs(config, env)
     if loaded is not None and loaded.resumes:
         check_length(loaded.step, config.run.iterations)
