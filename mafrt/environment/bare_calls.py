@@ -188,10 +188,20 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _typed(value: Any, schema: Any) -> Any:
+    if isinstance(value, dict):
+        properties = _properties(schema) if isinstance(schema, dict) else {}
+        return {key: _typed(inner, properties.get(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_typed(inner, schema.get("items") if isinstance(schema, dict) else None) for inner in value]
     if not isinstance(value, str) or "string" in _types(schema):
         return value
     told = value.strip()
     read = value_or_text({"True": "true", "False": "false", "None": "null"}.get(told, told))
+    if isinstance(read, str) and _types(schema) & {"array", "object"}:  # some templates write what Python prints
+        try:
+            read = read_value(told, 0)[0]
+        except Unreadable:
+            return value
     return value if isinstance(read, str) and not _types(schema) else read
 
 
@@ -211,8 +221,8 @@ def _types(schema: Any) -> set[str]:
 
 # -------------------------------------------------------------------------------------------- calls without their marks
 
-_TOOL_ID = "[A-Za-z0-9]{9}"
-"""Mistral's ids of calls"""
+_WITH_ID = "(?:{name}[A-Za-z0-9]{{9}}|.*[a-z0-9]{{10}}{name})"
+"""a name beside the id of its call, as Mistral and Solar Open write it"""
 _ALONE = (
     r"(?:</(?:[\w.-]+[:|]|｜DSML｜)?(?:\w+_)?(?:tool|function)_?calls?(?::[\w.-]+)?>|</?arg_(?:key|value)>|\[ARGS\]|\[CALL_ID\]\w*"
     r"|<\|(?:call|content|tool_call_end|tool_call_argument_begin|tools_suffix|python_end|sep)\|>"
@@ -222,10 +232,10 @@ _ALONE = (
 
 
 def without_id(call: Call, tools: Schemas) -> Call:
-    """A call whose id has become a part of its name, where `[CALL_ID]` was dropped in decoding."""
+    """A call whose id has become a part of its name, where the mark between was dropped in decoding."""
     if isinstance(call, BadCall) or call.name in tools:
         return call
-    name = next((name for name in tools if re.fullmatch(re.escape(name) + _TOOL_ID, call.name)), call.name)
+    name = next((name for name in tools if re.fullmatch(_WITH_ID.format(name=re.escape(name)), call.name)), call.name)
     return replace(call, name=name)
 
 

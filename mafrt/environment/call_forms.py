@@ -9,6 +9,7 @@ written (`READERS`):
     keys and values  N<arg_key>K</arg_key><arg_value>V</arg_value>                                        GLM, Hunyuan
     headers          N<separator>{...}                                       DeepSeek V3, Kimi K2, Mistral, Functionary
     braces           call:N{K:<|"|>V<|"|>}                                                                Gemma 3n and 4
+    nested tags      <invoke name="N"><K><item>V</item></K></invoke>, ]<]minimax[>[ before each          MiniMax M3
     open and close   <|open|>call tool="N"<|sep|><|open|>argument key="K"<|sep|>V<|close|>argument<|sep|>        Kimi K3
     Python           N(K=V), [N(K=V), ...]                                               Llama 4, Olmo 3, Gemma 3, LFM2
 
@@ -60,6 +61,9 @@ TAGS: tuple[tuple[str, str], ...] = (
         r"</(?i:{tag})>",
     ),
     (r"<(?P<start>start_function_call)>", r"<end_function_call>"),
+    (r"\]<\]minimax\[>\[<tool_call>", r"\]<\]minimax\[>\[</tool_call>"),
+    (r"<\|tool_calls\|>", r"<\|calls\|>"),
+    (r"<\|tool_call:begin\|>", r"<\|tool_call:end\|>"),
     (r"<\|tool_call>", r"<tool_call\|>"),
     (r"<\|tool_call\|>", r"<\|/tool_call\|>"),
     (r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
@@ -85,6 +89,9 @@ _BARE = (
     r"<\|(?:open|close)\|>(?:call|response|message)\b[^<\n]{0,200}<\|sep\|>",
     r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>",
     r"\[END FINAL RESPONSE\]",
+    r"<\|begin\|>assistant",
+    r"<\|(?:content|calls|eom|eot)\|>",
+    r"(?:<\|start\|>assistant\s?)?(?<!\w)to=[\w.\-]+<\|message\|>",
     r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",
@@ -104,10 +111,12 @@ OPENING = "|".join(re.sub(r"\(\?P<\w+>", "(?:", mark) for mark in (*(opening for
 """Pattern of everything that may begin a call."""
 _OPENINGS = tuple((re.compile(opening, re.IGNORECASE), closing) for opening, closing in TAGS)
 _INNER = re.compile(
-    r"(?:[\s,;]+|```(?:json)?(?=\s|<|$)|</?tool_calls?(?::[\w.-]+)?>|<\|?/?tool_call(?:_begin|_end)?\|>"
+    r"(?:[\s,;]+|```(?:json)?(?=\s|<|$)|</?tool_calls?(?::[\w.-]+)?>|<\|?/?tool_call(?:[_:]begin|[_:]end)?\|>"
     r"|<｜tool[▁_]call[▁_](?:begin|end)｜>|<\|(?:plugin|interpreter|call|eom_id)\|>|function<｜tool[▁_]sep｜>(?=\s*<))"
 )
 """Text between the calls of a pair of tags."""
+_MOST_DEEP = 50
+"""Tags within each other in one call."""
 _MOST_BETWEEN = 20
 """Pieces of it from one call to the next; where marks alone follow each other, each would be read with all others."""
 _HARMONY_CALL = re.compile(
@@ -228,11 +237,12 @@ _ARG = re.compile(
     r"<(?P<space>\w*\|?)arg_key(?P<suffix>:[\w.-]+)?>\s*(?P<key>.*?)\s*</(?P=space)arg_key(?P=suffix)?>", re.DOTALL
 )
 _GLM = re.compile(r"(?P<name>[\w.\-/:]+)(?:\s*<tool_sep(?::[\w.-]+)?>)?\s*(?=<(?:\w*\|)?arg_key)")
+_SEPARATOR = re.compile(r"<tool_sep(?::[\w.-]+)?>")
 _NAME = re.compile(r"(?P<name>[A-Za-z_][\w.\-/]*)")
 _HEADER = re.compile(
-    r"(?:assistant\n|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
+    r"(?:assistant\n|\w*<\|tool_call:name\|>|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
     r"(?:\[CALL_ID\]\w*+)?"
-    r"(?:\s|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\{)"
+    r"(?:\s|<\|tool_call:args\|>|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\{)"
 )
 _BRACES = re.compile(r"call:(?P<name>[\w.\-/]+)(?=\{)")
 
@@ -284,12 +294,56 @@ def _parameters(text: str, name: str, place: int, ends: str, follows: str) -> Re
         if ended is None:
             raise Unreadable(f"the argument {mark['key']!r} of {name!r} is not closed with </{mark['tag']}>")
         value = text[mark.end() : ended.start()]
+        # MiniCPM 5 quotes as XML does.
+        value = re.sub(r"\A\s*<!\[CDATA\[(.*)\]\]>\s*\Z", r"\1", value, flags=re.DOTALL)
         if value.startswith("\n"):  # Qwen puts the value on lines of its own
             value = value[1:].removesuffix("\n")
         if mark["string"] == "false":
             value = value_or_text(value)
         _put(arguments, mark["key"].strip(), value, name)
         place = ended.end()
+
+
+_NESTED = re.compile(
+    r"(?P<mark>(?:\]<\]minimax\[>\[)?)<invoke name=\"(?P<name>[^\">\n]+)\">(?=\s*(?P=mark)<(?!param|/?invoke)|\]<)"
+)
+_NESTED_TAG = re.compile(r"<(?P<end>/?)(?P<key>[^<>\s]+)>")
+
+
+def _nested(text: str, place: int, close: Closing) -> Read:
+    """MiniMax M3's: a tag for every key, objects and lists as tags within it."""
+    mark = _NESTED.match(text, place)
+    if mark is None:
+        return None
+    sign = mark["mark"]
+    if not sign and text.find("</invoke>", mark.end()) < 0:
+        return None  # words about the tag
+    tags = re.compile(re.escape(sign) + _NESTED_TAG.pattern)
+    stack: list[tuple[str, list[tuple[str, Any]]]] = [("invoke", [])]
+    begun = place = mark.end()
+    while tag := tags.search(text, place):
+        place = tag.end()
+        key, inside = stack[-1]
+        if (key == "invoke" or inside) and text[begun : tag.start()].strip():
+            raise Unreadable(f"the call of {mark['name']!r} holds {brief_line(text[begun : tag.start()])}")
+        if tag["end"] and tag["key"] == key:
+            if key == "invoke" and len(stack) == 1:
+                arguments: dict[str, Any] = {}
+                for name, value in inside:
+                    _put(arguments, name, value, mark["name"])
+                return [ToolCall(mark["name"], arguments, texts=True)], place
+            stack.pop()
+            stack[-1][1].append((key, _holds(inside) if inside else text[begun : tag.start()]))
+            begun = place
+        # Without the signs a value's own tags look the same: those that do not stand at its beginning are its text.
+        elif not tag["end"] and (sign or not text[begun : tag.start()].strip()) and len(stack) < _MOST_DEEP:
+            stack.append((tag["key"], []))
+            begun = place
+    raise Unreadable(f"the call of {mark['name']!r} is not closed with {sign}</invoke>")
+
+
+def _holds(inside: list[tuple[str, Any]]) -> Any:
+    return [value for _, value in inside] if all(key == "item" for key, _ in inside) else dict(inside)
 
 
 def _keys_and_values(text: str, place: int, close: Closing) -> Read:
@@ -299,6 +353,8 @@ def _keys_and_values(text: str, place: int, close: Closing) -> Read:
         # A call without arguments is the name alone, directly within its tags.
         if alone is None or close is None or (text[place - 1 : place].isspace() and text[place - 1] != "\n"):
             return None
+        if separator := _SEPARATOR.match(text, alone.end()):
+            return [ToolCall(alone["name"], {}, texts=True)], separator.end()
         ended = close.match(text, _skip_lines(text, alone.end()))
         return None if ended is None else ([ToolCall(alone["name"], {}, texts=True)], ended.start())
     arguments: dict[str, Any] = {}
@@ -410,6 +466,7 @@ def _python(text: str, place: int, close: Closing) -> Read:
 
 READERS: tuple[Callable[[str, int, Closing], Read], ...] = (
     _json,
+    _nested,
     _tagged,
     _open_and_close,
     _braces,

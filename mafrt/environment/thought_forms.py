@@ -1,7 +1,7 @@
 """The ways in which model families write thoughts, and which of them a chat template speaks.
 
 Sources: the chat templates of Qwen, DeepSeek, GLM and others (`<think>`), Seed-OSS, MiniMax M3, Hunyuan 3, Mistral,
-Cohere, Gemma 4, Apertus, Apriel, Kimi K3 and gpt-oss.
+Cohere, Gemma 4, Apertus, Apriel, Kimi K3, gpt-oss, Solar Open and Muse Glimmer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class ThoughtForm:
     """the same, once a thought that was ended is followed by another; empty: as the first"""
     next: str = ""
     """pattern of what can only stand behind a thought, and ends one whose closing mark is lost"""
+    message: bool = False
+    """whether a thought is a message of its own, which ends as every message does"""
 
     @property
     def end(self) -> str:
@@ -38,7 +40,7 @@ class ThoughtForm:
 THINK, THOUGHT = "<think>", "</think>"
 TAGS = (
     ThoughtForm(THINK, THOUGHT, f"\n{THOUGHT}\n\n"),
-    *(ThoughtForm(f"<{tag}>", f"</{tag}>") for tag in ("seed:think", "mm:think", "think:opensource")),
+    *(ThoughtForm(f"<{tag}>", f"</{tag}>") for tag in ("seed:think", "mm:think", "think:opensource", "thinking")),
     ThoughtForm("[THINK]", "[/THINK]"),
     ThoughtForm("<|START_THINKING|>", "<|END_THINKING|>", next=r"<\|START_(?:ACTION|RESPONSE|TEXT)\|>"),
     ThoughtForm("<|channel>thought", "<channel|>", "\n<channel|>"),
@@ -48,14 +50,35 @@ TAGS = (
 APRIEL = ThoughtForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "\n[BEGIN FINAL RESPONSE]\n")
 """opened by the prompt; in an answer its opening is words that anyone may say"""
 OPEN_CLOSE = ThoughtForm("<|open|>think<|sep|>", "<|close|>think<|sep|>")
+# The next channel is the model's choice, since a tool call has one of its own; but no second thought.
 HARMONY = ThoughtForm(
     "<|channel|>analysis<|message|>",
     "<|end|>",
-    # The next channel is the model's choice, since a tool call has one of its own; but no second thought.
     "<|end|><|start|>assistant",
     "<|end|><|start|>assistant<|channel|>final<|message|>",
+    message=True,
 )
-FORMS = (*TAGS, APRIEL, OPEN_CLOSE, HARMONY)
+MESSAGES = (
+    HARMONY,
+    ThoughtForm(
+        "<|think|>",
+        "<|end|>",
+        "<|end|><|begin|>assistant",
+        "<|end|><|begin|>assistant<|content|>",
+        next=r"<\|(?:tool_calls|content)\|>",
+        message=True,
+    ),
+    ThoughtForm(
+        "to=self<|message|>",
+        "<|eom|>",
+        "<|eom|><|start|>assistant",
+        "<|eom|><|start|>assistant to=user<|message|>",
+        next=r"<\|(?:start|eot)\|>",
+        message=True,
+    ),
+)
+"""of gpt-oss, Solar Open and Muse Glimmer"""
+FORMS = (APRIEL, *TAGS, OPEN_CLOSE, *MESSAGES)
 BY_OPENING = {form.opening: form for form in FORMS}
 
 
@@ -82,10 +105,11 @@ def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     prompt = filled(tokenizer, chat, add_generation_prompt=True).rpartition(asked)[2].rstrip() if template else ""
     history = filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
     text = template + prompt + history
-    form = next((one for one in FORMS if one.opening in text or (one in TAGS and one.closing in text)), None)
-    opened, closed = form is not None and prompt.endswith(form.opening), form is not None and form.closing in prompt
-    # gpt-oss closes every message as it closes a thought.
-    return TemplateThoughts(form, opened, closed and form is not HARMONY, told in history)
+    form = next((one for one in FORMS if one.opening in text or (not one.message and one.closing in text)), None)
+    if form is None:
+        return TemplateThoughts(None, False, False, told in history)
+    thought = prompt[max(0, prompt.find(form.opening)) :] if form.opening in prompt or not form.message else ""
+    return TemplateThoughts(form, prompt.endswith(form.opening), form.closing in thought, told in history)
 
 
 def filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:

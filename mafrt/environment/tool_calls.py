@@ -32,7 +32,7 @@ from mafrt.environment.bare_calls import (
     without_marks,
 )
 from mafrt.environment.call_forms import OPENING, read_form
-from mafrt.environment.thought_forms import APRIEL, BY_OPENING, FORMS, HARMONY, TAGS, THINK, THOUGHT
+from mafrt.environment.thought_forms import APRIEL, BY_OPENING, FORMS, HARMONY, MESSAGES, TAGS, THINK, THOUGHT
 
 __all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
            "find_code", "leading_thought", "shorten", "split_calls", "tool_message", "visible",
@@ -51,8 +51,8 @@ _CODE_TOOLS = ("python", "python3", "code", "code_interpreter", "execute_python"
 _CODE_ARGUMENTS = ("code", "source", "program", "input")
 # Possessive: nothing is tried twice, so that a long line cannot take time that grows with its square.
 _OPENS = "|".join(re.escape(form.opening) for form in FORMS if form not in (APRIEL, HARMONY))
-_CLOSES = "|".join(re.escape(form.closing) for form in FORMS if form is not HARMONY)
-_ANY_CLOSING = re.compile(f"{_CLOSES}|{re.escape(HARMONY.closing)}")
+_CLOSES = "|".join(re.escape(form.closing) for form in FORMS if not form.message)
+_ANY_CLOSING = re.compile("|".join((_CLOSES, *(re.escape(form.closing) for form in MESSAGES))))
 _MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\|")
 _THOUGHT_ENDS = re.compile(rf"\A(?:{_OPENS})|(?:{_CLOSES})\Z")
 _FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
@@ -73,9 +73,10 @@ _HARMONY = re.compile(
 )
 _HEADER = re.compile(
     r"<\|(?:open|close)\|>(?:response|message)\b[^<\n]*<\|sep\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"
-    r"|\[END FINAL RESPONSE\]"
+    r"|\[END FINAL RESPONSE\]|<\|begin\|>assistant|<\|(?:content|end|calls|eom|eot)\|>"
+    r"|(?:<\|start\|>assistant\s?)?(?<!\w)to=[\w.\-]+<\|message\|>"
 )
-"""Marks of the parts of a message, of Kimi K3, Cohere and Apriel."""
+"""Marks of the parts of a message, of Kimi K3, Cohere, Apriel, Solar Open and Muse Glimmer."""
 _BARE_ANALYSIS = re.compile(
     r"(?:assistant)?analysis(?!\s?to=).*?assistant(?:final|(?=commentary|analysis|\s?to=))"
     r"|think(?=\S).*?think(?:response(?=\S)|(?=(?:tools)?call\s+tool=))",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,7 +83,8 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
         # The schemas of tools stand in the lines like any other message.
         return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
     tools = any(message["role"] in (TOOLS, "tool") for message in messages)
-    return stand_ins, _with_tool_messages(tokenizer, messages) if tools else _template(tokenizer, messages)
+    write = _with_tool_messages if tools else _template
+    return stand_ins, _with_system_message(write, tokenizer, messages)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -113,6 +114,26 @@ def _hidden_deep(value: Any, stand_ins: Placeholders) -> Any:
 def opens_thought(tokenizer: Any) -> bool:
     """Whether the chat template ends the prompt inside a thought, so that every answer begins there."""
     return template_thoughts(tokenizer).opened
+
+
+def _with_system_message(write: Callable[[Any, list[Message]], str], tokenizer: Any, messages: list[Message]) -> str:
+    """The chat as text. A template that refuses or drops a system message, as Gemma 2's, gets it before the user's."""
+    at = 1 if messages and messages[0]["role"] == TOOLS else 0
+    lines = messages[at]["content"].split("\n") if messages and messages[at]["role"] == "system" else []
+    lines = [line.strip() for line in lines if line.strip()]
+    merged = len(messages) > at + 1 and messages[at + 1]["role"] == "user"
+    if not lines or not merged:
+        return write(tokenizer, messages)
+    system, first, *others = messages[at:]
+    instead = [*messages[:at], {**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
+    try:
+        text = write(tokenizer, messages)
+    except EnvError as error:
+        try:
+            return write(tokenizer, instead)
+        except EnvError:
+            raise error from None
+    return text if any(line in text for line in lines) else write(tokenizer, instead)
 
 
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
@@ -223,8 +244,9 @@ def _without_end(tokenizer: Any, last: int, following: list[int]) -> list[int]:
     controls = controls_of(tokenizer)
     if not controls.of([last]) or tokenizer.convert_ids_to_tokens(last) in OWN_MARKUP:
         return following
-    ends = (*_ends(tokenizer), last)
-    places = [place for place, token in enumerate(following) if controls.of([token])]
+    closing, most = _ends(tokenizer)
+    ends = (*closing, last)
+    places = [place for place, token in enumerate(following) if controls.of([token])][:most]
     many = next((n for n, place in enumerate(places) if following[place] not in ends), len(places))
     closing = [following[place] for place in places[:many]]
     if last in closing:
@@ -235,8 +257,15 @@ def _without_end(tokenizer: Any, last: int, following: list[int]) -> list[int]:
     return following[places[many - 1] + 1 :] if many else following
 
 
-def _ends(tokenizer: Any) -> list[int]:
-    """The control tokens with which the template ends an answer that nothing follows."""
-    word = "QANSWERQ"
-    text = filled(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}])
-    return controls_of(tokenizer).of(tokenizer.encode(text.rpartition(word)[2], add_special_tokens=False))
+def _ends(tokenizer: Any) -> tuple[list[int], int]:
+    """The control tokens with which the template ends an answer that nothing follows, and how many can end any.
+
+    Those of later messages are none of these, also where nothing but plain text opens a message.
+    """
+    word, more = "QANSWERQ", "QMOREQ"
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}]
+    alone = filled(tokenizer, chat).rpartition(word)[2]
+    between = filled(tokenizer, [*chat, {"role": "user", "content": more}]).rpartition(word)[2]
+    tails = [alone, *([between.partition(more)[0]] if more in between else [])]
+    found = [controls_of(tokenizer).of(tokenizer.encode(text, add_special_tokens=False)) for text in tails]
+    return found[0], max(map(len, found))

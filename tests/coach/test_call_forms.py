@@ -24,6 +24,7 @@ K3 = (
     '<|open|>call tool="calculator" index="1"<|sep|><|open|>argument key="expression" type="string"<|sep|>3 + 4'
     "<|close|>argument<|sep|><|close|>call<|sep|>"
 )
+M3 = "]<]minimax[>["
 RIGHT = {
     "hermes": f"<tool_call>\n{J}\n</tool_call>",
     "qwen xml": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>",
@@ -57,6 +58,12 @@ RIGHT = {
     "kimi3 whole": f"<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|open|>tools<|sep|>{K3}<|close|>tools<|sep|>",
     "kimi3 cut": f"<|open|>tools<|sep|>{K3}",
     "minimax m1": f"<tool_calls>\n{J}\n</tool_calls>",
+    "minimax m3": f'{M3}<tool_call>\n{M3}<invoke name="calculator">{M3}<expression>3 + 4{M3}</expression>{M3}</invoke>\n{M3}</tool_call>',
+    "minimax m3 without special tokens": '<tool_call>\n<invoke name="calculator"><expression>3 + 4</expression></invoke>\n</tool_call>',
+    "solar": f"<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>calculator<|tool_call:args|>{a}<|tool_call:end|><|calls|>",
+    "solar whole": f"<|think|>hm<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>calculator<|tool_call:args|>{a}<|tool_call:end|><|calls|>",
+    "muse": ' to=self<|message|>hm<|eom|><|start|>assistant to=calculator<|message|><atem:function_calls>\n<atem:invoke name="calculator">\n<atem:parameter name="expression">3 + 4</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
+    "minicpm5": '<function name="calculator"><param name="expression"><![CDATA[3 + 4]]></param></function>',
     "minimax m2": '<minimax:tool_call>\n<invoke name="calculator">\n<parameter name="expression">3 + 4</parameter>\n</invoke>\n</minimax:tool_call>',
     "harmony": f"<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
     "harmony2": f"<|channel|>analysis<|message|>need a tool<|end|><|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
@@ -459,6 +466,44 @@ def test_what_a_familys_template_renders_is_read_back(family):
         begin = next((n for n, (one, other) in enumerate(zip(asked, whole, strict=False)) if one != other), len(asked))
         said = re.sub(r"(\s|<\|(im_end|eot_id|user|call)\|>|<｜end▁of▁sentence｜>)+$", "", whole[begin:])
         assert [with_types(call, schema) for call in find_calls(said, tools={"run": schema})] == wanted
+
+
+def test_tags_within_tags_are_objects_and_lists():
+    tree = (
+        ("a", "5"),
+        ("opts", (("k", (("item", "x < y"), ("item", "<b>z</b>"))), ("n", "2"))),
+        ("items", (("item", "1"),)),
+    )
+    schema = {"properties": {"a": {"type": "integer"}, "opts": {"type": "object", "properties": {"n": {"type": "number"}}},
+                             "items": {"type": "array", "items": {"type": "integer"}}}}  # fmt: skip
+
+    def written(inside, sign):
+        return (
+            inside
+            if isinstance(inside, str)
+            else "".join(f"{sign}<{k}>{written(v, sign)}{sign}</{k}>" for k, v in inside)
+        )
+
+    for sign in (M3, ""):
+        call = find_call(
+            f'{sign}<tool_call>\n{sign}<invoke name="f">{written(tree, sign)}{sign}</invoke>\n{sign}</tool_call>'
+        )
+        k = ["x < y", "<b>z</b>"] if sign else ["x < y", {"b": "z"}]  # its signs tell tags from text
+        assert with_types(call, schema) == {"a": 5, "opts": {"k": k, "n": 2}, "items": [1]}
+    assert isinstance(find_call(f'{M3}<tool_call>{M3}<invoke name="f">{M3}<a>5'), BadCall)
+
+
+def test_a_call_without_arguments_beside_one_that_has_some():
+    inner = "<tool_call:o>now<tool_sep:o>\n</tool_call:o>\n<tool_call:o>f<tool_sep:o>\n<arg_key:o>a</arg_key:o>\n<arg_value:o>3</arg_value:o>\n</tool_call:o>"
+    calls = find_calls(f"<tool_calls:o>\n{inner}\n</tool_calls:o>")
+    assert [(call.name, call.arguments) for call in calls] == [("now", {}), ("f", {"a": "3"})]
+
+
+def test_values_that_python_prints_are_read_where_the_schema_has_objects_and_lists():
+    schema = {"properties": {"items": {"type": "array"}, "opts": {"type": "object"}, "text": {"type": "string"}}}
+    call = ToolCall("f", {"items": "['x', None]", "opts": "{'k': [1, True]}", "text": "['x']"}, texts=True)
+    assert with_types(call, schema) == {"items": ["x", None], "opts": {"k": [1, True]}, "text": "['x']"}
+    assert with_types(ToolCall("f", {"items": "[x, y"}, texts=True), schema) == {"items": "[x, y"}
 
 
 def test_words_before_the_calls():

@@ -182,6 +182,18 @@ def test_a_template_without_tool_messages_gets_them_as_the_user_s(template):
     assert said == f"[user]q[assistant]a[user]{tools}[assistant]"
 
 
+NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}REFUSE{% else %}[{{ m.role }}]{{ m.content }}{% endif %}"
+
+
+@pytest.mark.parametrize("refuse", ["{{ raise_exception('System role not supported') }}", ""])
+def test_a_template_without_system_messages_gets_the_role_prompt_before_the_users_words(refuse):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = NO_SYSTEM.replace("REFUSE", refuse) + "{% endfor %}[assistant]"
+    assert tokenizer.decode(encode_prompt(tokenizer, "Add.", "1+1?")) == "[user]Add.\n\n1+1?[assistant]"
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7")]
+    assert tokenizer.decode(encode_prompt(tokenizer, "Add.", chat)).startswith("[user]Add.\n\nq[assistant]a[")
+
+
 def test_thoughts_that_the_template_opens():
     tokenizer = tiny_tokenizer()
     assert not opens_thought(tokenizer)
@@ -295,6 +307,9 @@ def test_errors_in_threads_lose_their_own_episode_or_stop_the_run():
     ("<|START_THINKING|>x<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes"),
     ("<|channel>thought\nx\n<channel|>yes", "yes"),
     ("<|open|>think<|sep|>x<|close|>think<|sep|><|open|>response<|sep|>yes<|close|>response<|sep|>", "yes"),
+    ("<thinking>x</thinking>\nyes", "yes"),
+    ("<|think|>x<|end|><|begin|>assistant<|content|>yes<|end|>", "yes"),
+    (" to=self<|message|>x<|eom|><|start|>assistant to=user<|message|>yes<|eot|>", "yes"),
     ("x\n[BEGIN FINAL RESPONSE]\nyes\n[END FINAL RESPONSE]", "yes"),
     ("<mm:think>x", ""),
     ("x[/THINK]yes", "yes"),

@@ -196,6 +196,8 @@ PARTS = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"
 )
 NO_END = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+PLAIN_OPENINGS = "{% for m in messages %}({{ m.role }}){{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}"
+PLAIN_OPENINGS += "(assistant)<think>{% endif %}"
 ONLY_LAST = NO_END.replace(
     "{% endfor %}<|", "{% if loop.last and m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}<|"
 )
@@ -215,6 +217,10 @@ ONLY_LAST = NO_END.replace(
     (NO_END, "<|user|>", "q<|assistant|>"),
     (NO_END, "<|call|>", "<|user|>q<|assistant|>"),
     (ONLY_LAST, "<|end|>", "<|user|>q<|assistant|>"),
+    # Messages that plain text opens, as Ling's, each with the end of an answer.
+    (PLAIN_OPENINGS, "<|end|>", "(user)q<|end|>(assistant)<think>"),
+    (PLAIN_OPENINGS, "<|call|>", "(user)q<|end|>(assistant)<think>"),
+    (PLAIN_OPENINGS, "", "<|end|>(user)q<|end|>(assistant)<think>"),
 ])  # fmt: skip
 def test_an_answer_has_one_end_and_it_is_its_own(template, ending, goes_on):
     tokenizer = thinking(template)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mafrt.environment.thought_forms import FORMS, template_thoughts
+from mafrt.environment.thought_forms import BY_OPENING, THINK, template_thoughts
 from mafrt.models.outside_text import encode_outside
 
 TAIL = 16
@@ -20,7 +20,7 @@ class ThoughtMarks:
     """The marks of a thought in the tokens of one tokenizer: in its chat template's form, else `<think>`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.form = tokenizer, template_thoughts(tokenizer).form or FORMS[0]
+        self.tokenizer, self.form = tokenizer, template_thoughts(tokenizer).form or BY_OPENING[THINK]
 
         def encoded(text: str) -> list[int]:
             return encode_outside(tokenizer, text, self.form.tokens)
