@@ -292,7 +292,6 @@ def read(
     fused = {begin + path.removeprefix(own): size for path, size in experts.items() if path.startswith(own)}
     _refuse_unlike(config, folder)
     _refuse_parameters(config, folder, shapes, fused, base_name)
-    _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
     if begin != own:
         layers = _layers(base_name, shapes, fused, config, tensors, folder, {})
         layers = {own + path.removeprefix(begin): layer for path, layer in layers.items()}
@@ -301,6 +300,7 @@ def read(
     tensors = {renamed.get(key, key): tensor for key, tensor in tensors.items()}
     if begin == own:
         layers = _layers(base_name, linear_paths, experts, config, tensors, folder, stored)
+    _refuse_another_base(config, base_name, folder)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
     return PeftFolder(folder, shape, tensors)
 
@@ -321,8 +321,19 @@ def _beginnings(tensors: Mapping[str, Tensor], linear_paths: LinearPaths, expert
     return (begin, own) if any(own + path.removeprefix(begin) in known for path in stems) else ("", "")
 
 
-def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None:
-    """Another base of the same shape takes the weights without an error, and the adapter then says nothing sensible."""
+def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -> None:
+    """Another base of the same shape takes the weights without an error, and the adapter then says nothing sensible.
+
+    Raises CheckpointError for one of another family or other tokens, and warns of another name.
+    """
+    trained_on, mapping = config.get("base_model_name_or_path"), config.get("auto_mapping")
+    class_ = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    classes = [_stem(class_), _stem(_architecture(Path(base_name) / "config.json"))]
+    if "" not in classes and classes[0] != classes[1]:
+        raise CheckpointError(
+            f"{folder} was trained on a {class_}, and {base_name} is none, though its layers have the same names and "
+            "sizes; load it on the base it was trained on, or take auto_mapping out of its adapter_config.json"
+        )
     if not isinstance(trained_on, str) or not trained_on:
         return
     vocabularies = [_vocabulary(Path(name) / "tokenizer.json") for name in (trained_on, base_name)]
@@ -333,15 +344,31 @@ def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None
         )
     names = [Path(name).name for name in (trained_on, base_name)]
     families = [_family(Path(name) / "config.json") for name in (trained_on, base_name)]
-    others = "" not in families and families[0] != families[1]
-    # Folders of the hub's cache are named by a commit, which tells nothing about the model.
-    if others or (names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names)):
-        of_families = [f" (of family {family})" if others else "" for family in families]
-        log.warning(
-            "%s was trained on the base %s%s and is loaded on %s%s, whose layers have the same names and sizes; it "
-            "fits only the weights that it was trained with: if these differ, give --model_name_or_path %s",
-            *(folder, trained_on, of_families[0], base_name, of_families[1], trained_on),
+    if "" not in families and families[0] != families[1]:
+        raise CheckpointError(
+            f"{folder} was trained on the base {trained_on} (of family {families[0]}), and {base_name} is of family "
+            f"{families[1]}, though its layers have the same names and sizes; give --model_name_or_path {trained_on}, "
+            "or, if both are one model, write this base into base_model_name_or_path of its adapter_config.json"
         )
+    # Folders of the hub's cache are named by a commit, which tells nothing about the model.
+    if names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names):
+        log.warning(
+            "%s was trained on the base %s and is loaded on %s, whose layers have the same names and sizes; it "
+            "fits only the weights that it was trained with: if these differ, give --model_name_or_path %s",
+            *(folder, trained_on, base_name, trained_on),
+        )
+
+
+def _stem(class_: Any) -> str:
+    """The family in the name of a model's class: those for text alone and for images share it."""
+    return re.sub(r"(?:Text)?(?:For[A-Z]\w*|LMHead\w*|Model)$", "", class_) if isinstance(class_, str) else ""
+
+
+def _architecture(file: Path) -> Any:
+    try:
+        return next(iter(parse_json(read_file(file)).get("architectures") or ()), None)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None  # the base itself is checked where it is loaded
 
 
 def _family(file: Path) -> str:

@@ -297,9 +297,9 @@ def test_weights_of_any_precision_are_read_or_found_to_lie_beyond_ours(plain, tm
             base.load_adapter("first", folder)
 
 
-@pytest.mark.parametrize(("kind", "families"), [("mistral", True), ("llama", False)])
-def test_a_base_of_another_family_with_the_same_layers_is_named(kind, families, tmp_path, caplog):
-    """Nothing but its config.json tells it apart."""
+@pytest.mark.parametrize("kind", ["mistral", "llama"])
+def test_a_folder_of_another_family_with_the_same_layers_is_refused(kind, tmp_path, caplog):
+    """Nothing but its config.json tells it apart, or the class that PEFT noted."""
     folders = []
     for number, each in enumerate(("llama", kind)):
         folders.append(tmp_path / str(number) / "base")
@@ -308,10 +308,32 @@ def test_a_base_of_another_family_with_the_same_layers_is_named(kind, families, 
     one, other = (SharedBase.load(str(folder), device="cpu") for folder in folders)
     one.add_adapter("a", LoraSpec(), seed=0)
     one.save_adapter("a", tmp_path / "a")
-    other.load_adapter("a", tmp_path / "a")
-    told = [line for line in caplog.messages if "was trained on" in line]
-    assert bool(told) == families
-    assert not told or all(word in told[0] for word in ("family llama", "family mistral", str(folders[0])))
+    settings = tmp_path / "a" / "adapter_config.json"
+    written = json.loads(settings.read_text())
+    noted = {"auto_mapping": {"base_model_class": "LlamaForCausalLM"}, "base_model_name_or_path": None}
+    for changes in ({}, noted):
+        settings.write_text(json.dumps(written | changes))
+        if kind == "llama":
+            other.load_adapter("a", tmp_path / "a")
+            continue
+        with pytest.raises(CheckpointError, match=r"[Mm]istral|is none") as caught:
+            other.load_adapter("a", tmp_path / "a")
+        assert "same names and sizes" in str(caught.value) and "\n" not in str(caught.value)
+    assert not [line for line in caplog.messages if "was trained on" in line]
+    settings.write_text(json.dumps(written | {"base_model_name_or_path": str(folders[1])}))
+    other.load_adapter("a", tmp_path / "a")  # said to be of this base
+
+
+@pytest.mark.parametrize("class_", ["LlamaForConditionalGeneration", "LlamaModel", "LlamaTextForCausalLM", None, 5])
+def test_classes_of_one_family_share_adapters(class_, tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    base = SharedBase.load(str(tmp_path / "base"), device="cpu")
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    settings = tmp_path / "a" / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"auto_mapping": {"base_model_class": class_}}))
+    base.load_adapter("a", tmp_path / "a")
 
 
 @pytest.mark.parametrize("told", [False, True])
