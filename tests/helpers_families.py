@@ -165,6 +165,63 @@ def tiny(model_type: str, seed: int = 0, **changes: Any) -> Any:
     return model.float().eval()
 
 
+SENSES: dict[str, Any] = {"depth": 2, "image_size": 28, "patch_size": 14, "num_channels": 3} | dict.fromkeys(
+    ("mm_hidden_size", "out_hidden_size", "vision_output_dim", "embed_dim"), 64
+)
+"""of the parts that see or hear"""
+OF_TEXT = ("is_decoder", "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "sliding_window",
+           "window_size", "max_position_embeddings")  # fmt: skip
+"""what those parts do not have, or in another meaning"""
+_QWEN = ("glm46v", "glm4v", "glm_ocr", "glmga", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl",
+         "qwen2_5_omni_thinker")  # fmt: skip
+SECTIONS = {name: [2, 3, 3] for name in _QWEN} | {"glm4v_moe": [2, 1, 1]}
+"""how many angles turn by time, height and width, in tiny models"""
+
+
+def whole_types() -> list[str]:
+    """Every model of transformers that reads images or sound beside text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+
+
+def _with_senses(config: Any) -> dict[str, Any]:
+    given = dict(small(config))
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is None:
+            continue
+        inside = _with_senses(part) | {"model_type": part.model_type}
+        if any(word in name for word in ("vision", "image", "audio", "speech", "encoder", "vq", "vit")):
+            inside = {key: value for key, value in inside.items() if key not in OF_TEXT}
+            inside |= {key: value for key, value in SENSES.items() if type(getattr(part, key, None)) is int}
+        given[name] = inside
+    return given
+
+
+def whole(model_type: str, seed: int = 0) -> Any:
+    """A random model that reads images or sound too, of its own class (`...ForConditionalGeneration`)."""
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    first = AutoConfig.for_model(model_type)
+    given = _with_senses(first)
+    marks = [n for n in vars(first) if n.endswith(("_token_id", "_token_index")) and n not in OF_TEXT]
+    for number, name in enumerate(marks):  # of images and sounds, far beyond a tiny vocabulary
+        if isinstance(getattr(first, name), int):
+            given[name] = VOCAB - 1 - number % 10
+    if model_type in SECTIONS:
+        text = getattr(first, "text_config", first)
+        rope = dict(getattr(text, "rope_parameters", None) or {}) | {"mrope_section": SECTIONS[model_type]}
+        (given.get("text_config") or given)["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4} | rope
+    torch.manual_seed(seed)
+    model: Any = AutoModelForMultimodalLM.from_config(type(first)(**given))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2 and parameter.std() < 0.05:
+                parameter.mul_(3.0)
+    return model.float().eval()
+
+
 class _Double:
     """torch, but that float32 is float64."""
 

@@ -40,6 +40,9 @@ its embeddings), and some more: of buffers, which no file holds."""
 MOST_ROWS, SPARE_IDS = 1 << 18, 1 << 16
 """rows of an embedding where config.json has no vocab_size, and ids of a tokenizer beyond the allowed times of it"""
 
+REAL = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+"""types of numbers in a safetensors file that are a weight as they stand"""
+
 FORMS: dict[str, tuple[type, str]] = {
     "model_type": (str, "a name"),
     "architectures": (list, "a list of names"),
@@ -212,9 +215,10 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
         try:
             files = _weight_files(Path(path))
             shapes = [shape for file in files for shape in _shapes(file)]
+            whole = "" if quantised_by(dict(config)) else next(filter(None, map(_whole_numbers, files)), "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return str(error) if isinstance(error, ValueError) else "has an index of weights that cannot be read"
-        if files and (wrong := _too_large(config, shapes)):
+        if files and (wrong := _too_large(config, shapes) or whole):
             return wrong
         try:
             own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -240,7 +244,8 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
             "config.json and its weights describe it; take another copy"
         )
     if said[0]:
-        raise ModelError(f"the model {name!r} {said[0]}; take both from one model")
+        remedy = "" if "; take" in said[0] else "; take both from one model"
+        raise ModelError(f"the model {name!r} {said[0]}{remedy}")
 
 
 def check_token_ids(name: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -311,14 +316,30 @@ def header_shapes(file: Path) -> list[list[int]]:
 
     Raises ValueError, KeyError, TypeError or AttributeError for a damaged one, or one of another size than it tells.
     """
+    return [[int(size) for size in entry["shape"]] for entry in _header(file).values()]
+
+
+def _header(file: Path) -> dict[str, Any]:
     # The format: eight bytes with the length of the header, little-endian, the header as JSON, and the numbers.
     with open(file, "rb") as content:
         length = int.from_bytes(content.read(8), "little")
-        tensors = parse_json(content.read(min(length, MOST_HEADER)))
+        tensors: dict[str, Any] = parse_json(content.read(min(length, MOST_HEADER)))
     tensors.pop("__metadata__", None)
     if 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0) != file.stat().st_size:
         raise ValueError("its size is not that of its header")
-    return [[int(size) for size in entry["shape"]] for entry in tensors.values()]
+    return tensors
+
+
+def _whole_numbers(file: Path) -> str:
+    """What is wrong where a weight of a safetensors file is of no real numbers: it would be read as if it were."""
+    for name, entry in _header(file).items() if file.suffix == ".safetensors" else ():
+        kind = str(entry["dtype"])
+        if name.endswith(".weight") and len(entry["shape"]) > 1 and kind not in REAL:
+            return (
+                f"has {name} in numbers of type {kind}, as of a quantised model, and its config.json does not say how "
+                "to read them; take the checkpoint in bfloat16"
+            )
+    return ""
 
 
 def _too_large(config: Mapping[str, Any], shapes: list[list[int]]) -> str:

@@ -87,6 +87,11 @@ def settle(base: Any) -> None:
         ModelError: the model is no causal language model that adapters can be trained on; the reason is named.
     """
     known = base.config.model_type in KNOWN
+    if getattr(base.head, "weight", None) is None:
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}) has no output layer over its vocabulary; expected a causal "
+            "language model"
+        )
     if not known:
         delta_rule.quicken(base.model, compute_for)
     draw = torch.Generator().manual_seed(0)

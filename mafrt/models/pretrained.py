@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -232,6 +233,11 @@ def _told(name: str, *, trust_remote_code: bool) -> Iterator[None]:
             ) from None
         # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
         said = str(error).strip().splitlines() or [type(error).__name__]
+        if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", said[0]):
+            raise ModelError(
+                f"the model {name!r} needs the package {needed[1]}, which is not installed, even where only its text "
+                f"is used; install it (pip install {needed[1]}), or take a model of the family for text alone"
+            ) from None
         raise ModelError(
             f"the model {name!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
             "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"

@@ -145,6 +145,31 @@ def test_quantised_weights_are_not_quantised_again(method, tmp_path):
         SharedBase.load(folder_of(tmp_path, config), device="cpu", bits=4)
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "bool", "complex64", "float8_e8m0fnu"])
+def test_weights_of_no_real_numbers_are_refused_where_nothing_says_how_to_read_them(kind, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "base"
+    tiny_model("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    weights, name = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = weights[name].abs().to(getattr(torch, kind))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"has {name} in numbers of type .*; take the checkpoint in bfloat16$"):
+        SharedBase.load(str(folder), device="cpu")
+
+
+def test_a_package_that_a_class_needs_is_named():
+    from mafrt.models.pretrained import _told
+
+    said = "\nTimmWrapperModel requires the timm library but it was not found in your environment. You can install it"
+    with (
+        pytest.raises(ModelError, match=r"^the model 'x' needs the package timm.*pip install timm"),
+        _told("x", trust_remote_code=False),
+    ):
+        raise ImportError(said)
+
+
 def test_an_adapter_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"holds an adapter.*--model_name_or_path"):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers_families import VOCAB, model_types, tiny
+from helpers_families import VOCAB, model_types, tiny, whole, whole_types
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
@@ -26,6 +28,9 @@ from mafrt.models.shared_base import SharedBase
 
 DOCS = Path(__file__).parents[2] / "bench" / "results" / "families.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->"
+WHOLE = {"begin": "<!-- whole: begin -->\n", "end": "<!-- whole: end -->"}
+MOST_NUMBERS = 10**8
+"""A model that is larger is not tiny."""
 AGENTS = ("ann", "bob")
 SAMPLE = (
     "deepseek_v3", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "laguna", "lfm2", "llama4_text", "mamba", "nemotron_h",
@@ -33,9 +38,9 @@ SAMPLE = (
 )  # fmt: skip
 
 
-def base_of(model_type: str) -> SharedBase:
+def base_of(model_type: str, make: Callable[[str], Any] = tiny) -> SharedBase:
     """A base with two adapters of default settings."""
-    base = SharedBase(tiny(model_type), tiny_tokenizer(), model_type)
+    base = SharedBase(make(model_type), tiny_tokenizer(), model_type)
     for seed, name in enumerate(AGENTS):
         base.add_adapter(name, LoraSpec(), seed=seed)
     return base
@@ -60,13 +65,13 @@ def requests(ids: list[int], temperature: float) -> list[Request]:
     ]
 
 
-def walk(model_type: str, folder: Path) -> dict[str, Any]:
+def walk(model_type: str, folder: Path, make: Callable[[str], Any] = tiny) -> dict[str, Any]:
     """What a family can do with default settings. Raises what goes wrong."""
-    base = base_of(model_type)
+    base = base_of(model_type, make)
     engine = LocalEngine(base, eos_ids=())
     ids = torch.randint(5, VOCAB, (11,), generator=torch.Generator().manual_seed(0)).tolist()
     # New adapters change nothing yet: greedy answers are the model's own.
-    plain = _without_cache(model_type)
+    plain = _without_cache(model_type, make)
     greedy = requests(ids, 0.0)[-3]
     [answer] = engine.generate([greedy])
     with torch.no_grad():
@@ -93,7 +98,7 @@ def walk(model_type: str, folder: Path) -> dict[str, Any]:
     for name in AGENTS:
         grads = [p.grad for p in base.adapter_parameters(name)]
         assert any(grad is not None and grad.abs().max() > 0 for grad in grads), "an adapter gets no gradient"
-    home = _at_home(model_type, base, padded[-1:, :11], folder)
+    home = _at_home(_without_cache(model_type, make), base, padded[-1:, :11], folder)
     assert home < 1e-3, f"PEFT computes log-probabilities that differ by {home:.1e} nats"
     layers = {family_block(path) for path in base.adapter_layers("ann")}
     return {
@@ -110,18 +115,18 @@ def family_block(path: str) -> str:
     return f"experts.{last}" if holder == "experts" else last
 
 
-def _without_cache(model_type: str) -> Any:
-    model = tiny(model_type)
+def _without_cache(model_type: str, make: Callable[[str], Any]) -> Any:
+    model = make(model_type)
     model.config.use_cache = False  # xLSTM's cannot be filled
     return model
 
 
-def _at_home(model_type: str, base: SharedBase, ids: torch.Tensor, folder: Path) -> float:
+def _at_home(plain: Any, base: SharedBase, ids: torch.Tensor, folder: Path) -> float:
     """Largest difference of a log-probability in PEFT."""
     from peft import PeftModel
 
     base.save_adapter("ann", folder)
-    theirs = PeftModel.from_pretrained(_without_cache(model_type), folder).eval()
+    theirs = PeftModel.from_pretrained(plain, folder).eval()
     with torch.no_grad():
         expected = theirs(input_ids=ids).logits.float().log_softmax(-1)
         ours = base.logits(base.forward(ids, None, torch.tensor([0]))).float().log_softmax(-1)
@@ -136,6 +141,21 @@ def test_a_family_learns_with_default_settings(model_type, tmp_path):
     assert found["layers"]
     again = base_of(model_type)
     again.load_adapter("ann", tmp_path / "ann")  # our own folders can be read again
+
+
+@pytest.mark.slow
+@pytest.mark.cases()
+@pytest.mark.parametrize(
+    "model_type", ["glm4v", "granite_speech", "idefics3", "kimi_k25", "qwen2_5_vl", "qwen3_vl_moe"]
+)
+def test_the_text_of_a_model_that_reads_images_or_sound_learns_with_default_settings(model_type, tmp_path):
+    assert walk(model_type, tmp_path / "ann", whole)["layers"]
+
+
+@pytest.mark.parametrize("model_type", ["blip", "blip-2"])
+def test_a_model_that_writes_no_text_alone_is_refused(model_type):
+    with pytest.raises(ModelError, match=r"has no output layer|cannot read text alone.*pixel_values"):
+        SharedBase(whole(model_type), tiny_tokenizer(), model_type)
 
 
 @pytest.mark.slow
@@ -306,25 +326,32 @@ def test_a_family_that_is_known_is_not_tried(monkeypatch):
     assert SharedBase(tiny_model("llama"), tiny_tokenizer(), "llama").packs
 
 
-def test_the_docs_name_every_family():
-    shown = DOCS.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
-    missing = [name for name in model_types() if f"| `{name}` |" not in shown]
+@pytest.mark.parametrize(("begin", "end", "types"), [(BEGIN, END, model_types), (*WHOLE.values(), whole_types)])
+def test_the_docs_name_every_family(begin, end, types):
+    shown = DOCS.read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+    missing = [name for name in types() if f"| `{name}` |" not in shown]
     assert not missing, "bench/results/families.md is out of date; run: python tests/models/test_families.py"
     assert summary([line for line in shown.splitlines() if line.startswith("| `")]).strip() in shown
 
 
-def row(name: str, folder: Path) -> str:
+def row(name: str, folder: Path, make: Callable[[str], Any] = tiny) -> str:
     """The row of a family in the table."""
     try:
-        tiny(name)
+        numbers = sum(parameter.numel() for parameter in make(name).parameters())
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         return f"| `{name}` | - | - | | no tiny model of it could be made: {_short(said[0])} |"
+    if numbers > MOST_NUMBERS:
+        return f"| `{name}` | - | - | | no tiny model of it could be made: {numbers} numbers |"
     try:
-        found = walk(name, folder / name)
+        if make is whole:
+            make(name).save_pretrained(folder / "base")
+            tiny_tokenizer().save_pretrained(folder / "base")
+            SharedBase.load(str(folder / "base"), device="cpu")
+        found = walk(name, folder / name, make)
         cells = (found["play"], found["learn"], ", ".join(found["layers"]), ", ".join(found["left"]))
     except (ModelError, ConfigError) as error:
-        cells = ("refused", "refused", "", _short(str(error)))
+        cells = ("refused", "refused", "", _short(str(error).replace(str(folder / "base"), name)))
     except Exception as error:
         cells = ("fails", "fails", "", _short(f"{type(error).__name__}: {error}"))
     return f"| `{name}` | {' | '.join(cells)} |"
@@ -349,17 +376,23 @@ def _short(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:150]
 
 
-if __name__ == "__main__":  # python tests/models/test_families.py: an hour of one core
-    import tempfile
+HEAD = "| family | play | learn | layers with adapters | left out, or the reason |\n|---|---|---|---|---|\n"
 
+
+def write(names: Sequence[str], begin: str, end: str, types: list[str], make: Callable[[str], Any]) -> None:
+    """Make a table's rows of these names anew, or all where none is given."""
+    page = DOCS.read_text(encoding="utf-8")
+    lines = {line.split("`")[1]: line for line in page.split(begin)[1].split(end)[0].splitlines() if "`" in line}
+    for each in [name for name in names if name in types] or ([] if names else types):
+        with tempfile.TemporaryDirectory() as temporary:
+            lines[each] = row(each, Path(temporary), make)
+        print(lines[each], flush=True)
+    made = summary([*lines.values()]) + HEAD + "".join(f"{lines[each]}\n" for each in sorted(lines))
+    DOCS.write_text(page.split(begin)[0] + begin + made + end + page.split(end)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":  # python tests/models/test_families.py: an hour of one core
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    page = DOCS.read_text(encoding="utf-8")
-    lines = {line.split("`")[1]: line for line in page.split(BEGIN)[1].split(END)[0].splitlines() if "`" in line}
-    with tempfile.TemporaryDirectory() as temporary:
-        for each in sys.argv[1:] or model_types():
-            lines[each] = row(each, Path(temporary))
-            print(lines[each], flush=True)
-    head = "| family | play | learn | layers with adapters | left out, or the reason |\n|---|---|---|---|---|\n"
-    made = summary([*lines.values()]) + head + "".join(f"{lines[each]}\n" for each in sorted(lines))
-    DOCS.write_text(page.split(BEGIN)[0] + BEGIN + made + END + page.split(END)[1], encoding="utf-8")
+    write(sys.argv[1:], BEGIN, END, model_types(), tiny)
+    write(sys.argv[1:], *WHOLE.values(), whole_types(), whole)
