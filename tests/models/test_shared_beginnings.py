@@ -7,7 +7,8 @@ import torch
 from helpers_families import VOCAB, in_double, tiny
 from helpers_models import tiny_tokenizer
 
-from mafrt.core.types import Turn
+from mafrt.core.types import Request, SamplingParams, Turn
+from mafrt.engines.local.engine import LocalEngine
 from mafrt.models import shared_beginnings
 from mafrt.models.shared_base import SharedBase
 from mafrt.training.batch import split
@@ -137,6 +138,56 @@ def test_rows_without_a_common_beginning_are_read_whole():
 
 def test_a_cache_that_is_not_known_means_whole_rows():
     assert not team(tiny("rwkv"), "rwkv").continues
+
+
+def layers_read(base, monkeypatch):
+    """Tokens that pass through a recurrent and an attending block, in play and in learning."""
+    counts = {}
+    for kind, path in (("delta", "layers.0"), ("attention", "layers.3")):
+        block, counts[kind] = base.inner.get_submodule(path), 0
+
+        def forward(states, *given, kind=kind, inner=block.forward, **named):
+            counts[kind] += states.shape[0] * states.shape[1]
+            return inner(states, *given, **named)
+
+        monkeypatch.setattr(block, "forward", forward)
+    return counts
+
+
+def test_eight_answers_share_their_prompt_in_play_and_in_learning(monkeypatch):
+    """Of gated delta rules beside attention: blocks read the prompt once, and compute what separate rows would."""
+    base = team(tiny("qwen3_5_text"), "qwen3_5_text")
+    assert {type(base.inner.layers[n]).__name__ for n in (0, 3)} == {"Qwen3_5DecoderLayer"}
+    assert hasattr(base.inner.layers[0], "linear_attn") and hasattr(base.inner.layers[3], "self_attn")
+    prompt = torch.randint(5, VOCAB, (120,), generator=torch.Generator().manual_seed(4)).tolist()
+    sampling = SamplingParams(max_new_tokens=6, temperature=1.0)
+    asked = [Request(prompt, "ann", sampling, seed) for seed in range(8)]
+    engine = LocalEngine(base, eos_ids=())
+    engine.generate(asked[:1])
+    counts = layers_read(base, monkeypatch)
+    together = engine.generate(asked)
+    # Each answer's first token follows from the prompt, and its last one is read by nobody.
+    assert counts == dict.fromkeys(counts, 120 + 8 * 5)
+    counts.update(dict.fromkeys(counts, 0))
+    alone = [engine.generate([each])[0] for each in asked]
+    assert counts == dict.fromkeys(counts, 8 * (120 + 5))
+    assert [each.ids for each in together] == [each.ids for each in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    ids = torch.tensor([[*prompt, *each.ids] for each in together])
+    rows = ids, torch.ones_like(ids), torch.zeros(8, dtype=torch.long)
+    counts.update(dict.fromkeys(counts, 0))
+    states, gradients = learnt(base, *rows)
+    assert 120 + 8 * 6 <= counts["delta"] <= 120 + 8 * 7  # a row keeps a token of its own before the answer
+    assert counts["delta"] == counts["attention"]
+    base.continues = False
+    counts.update(dict.fromkeys(counts, 0))
+    whole, others = learnt(base, *rows)
+    assert counts == dict.fromkeys(counts, 8 * (120 + 6))
+    assert (states - whole).abs().max() < 1e-4 * whole.abs().max()
+    for one, other in zip(gradients, others, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one - other).abs().max() < 1e-3 * max(1.0, float(other.abs().max()))
 
 
 def turn(prompt, answer, agent="ann"):
