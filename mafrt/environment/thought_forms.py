@@ -106,10 +106,9 @@ def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     history = filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
     text = template + prompt + history
     form = next((one for one in FORMS if one.opening in text or (not one.message and one.closing in text)), None)
-    if form is None:
-        return TemplateThoughts(None, False, False, told in history)
-    thought = prompt[max(0, prompt.find(form.opening)) :] if form.opening in prompt or not form.message else ""
-    return TemplateThoughts(form, prompt.endswith(form.opening), form.closing in thought, told in history)
+    begun = prompt.find(form.opening) if form is not None and form.message else 0
+    closed = form is not None and begun >= 0 and form.closing in prompt[begun:]
+    return TemplateThoughts(form, form is not None and prompt.endswith(form.opening), closed, told in history)
 
 
 def filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:

@@ -215,10 +215,9 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
         try:
             files = _weight_files(Path(path))
             shapes = [shape for file in files for shape in _shapes(file)]
-            whole = "" if quantised_by(dict(config)) else next(filter(None, map(_whole_numbers, files)), "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return str(error) if isinstance(error, ValueError) else "has an index of weights that cannot be read"
-        if files and (wrong := _too_large(config, shapes) or whole):
+        if files and (wrong := _too_large(config, shapes) or _whole_numbers(config, files)):
             return wrong
         try:
             own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -244,8 +243,7 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
             "config.json and its weights describe it; take another copy"
         )
     if said[0]:
-        remedy = "" if "; take" in said[0] else "; take both from one model"
-        raise ModelError(f"the model {name!r} {said[0]}{remedy}")
+        raise ModelError(f"the model {name!r} {said[0]}; take both from one model")
 
 
 def check_token_ids(name: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -330,15 +328,16 @@ def _header(file: Path) -> dict[str, Any]:
     return tensors
 
 
-def _whole_numbers(file: Path) -> str:
-    """What is wrong where a weight of a safetensors file is of no real numbers: it would be read as if it were."""
-    for name, entry in _header(file).items() if file.suffix == ".safetensors" else ():
-        kind = str(entry["dtype"])
-        if name.endswith(".weight") and len(entry["shape"]) > 1 and kind not in REAL:
-            return (
-                f"has {name} in numbers of type {kind}, as of a quantised model, and its config.json does not say how "
-                "to read them; take the checkpoint in bfloat16"
-            )
+def _whole_numbers(config: Mapping[str, Any], files: list[Path]) -> str:
+    """What is wrong where a weight in safetensors is of no real numbers: it would be read as if it were."""
+    for file in files if not quantised_by(dict(config)) else ():
+        for name, entry in _header(file).items() if file.suffix == ".safetensors" else ():
+            kind = str(entry["dtype"])
+            if name.endswith(".weight") and len(entry["shape"]) > 1 and kind not in REAL:
+                return (
+                    f"has {name} in numbers of type {kind}, as of a quantised model, and its config.json does not say "
+                    "how to read them; expected bfloat16"
+                )
     return ""
 
 

@@ -87,15 +87,13 @@ def settle(base: Any) -> None:
         ModelError: the model is no causal language model that adapters can be trained on; the reason is named.
     """
     known = base.config.model_type in KNOWN
-    if getattr(base.head, "weight", None) is None:
+    if base.head is None:
         raise ModelError(
-            f"{base.name} ({base.config.model_type}) has no output layer over its vocabulary; expected a causal "
-            "language model"
+            f"{base.name} ({base.config.model_type}) has no output layer; expected a causal language model"
         )
     if not known:
         delta_rule.quicken(base.model, compute_for)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
+    ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=torch.Generator().manual_seed(0)).to(base.device)
     try:
         logits = _of_model(base, ids)
     except Exception as error:  # whatever its forward raises

@@ -226,22 +226,26 @@ def _told(name: str, *, trust_remote_code: bool) -> Iterator[None]:
     except BaseException as error:  # what libraries raise over a file's content has no common class
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        if not trust_remote_code and "trust_remote_code" in str(error):
-            raise ModelError(
-                f"the model {name!r} or its tokenizer comes with code of its own, which is not run unasked; "
-                "read it, and give --trust_remote_code, or take a model that transformers knows"
-            ) from None
-        # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", said[0]):
-            raise ModelError(
-                f"the model {name!r} needs the package {needed[1]}, which is not installed, even where only its text "
-                f"is used; install it (pip install {needed[1]}), or take a model of the family for text alone"
-            ) from None
-        raise ModelError(
-            f"the model {name!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
-            "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
-        ) from None
+        raise _unloadable(name, error, trust_remote_code) from None
+
+
+def _unloadable(name: str, error: BaseException, trust_remote_code: bool) -> ModelError:
+    if not trust_remote_code and "trust_remote_code" in str(error):
+        return ModelError(
+            f"the model {name!r} or its tokenizer comes with code of its own, which is not run unasked; "
+            "read it, and give --trust_remote_code, or take a model that transformers knows"
+        )
+    # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", said[0]):
+        return ModelError(
+            f"the model {name!r} needs the package {needed[1]}, which is not installed, even where only its text is "
+            f"used; install it (pip install {needed[1]}), or take a model of the family for text alone"
+        )
+    return ModelError(
+        f"the model {name!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
+        "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
+    )
 
 
 def check_folder(name: str, path: str) -> None:

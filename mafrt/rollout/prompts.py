@@ -82,9 +82,13 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
     if not template:
         # The schemas of tools stand in the lines like any other message.
         return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
-    tools = any(message["role"] in (TOOLS, "tool") for message in messages)
-    write = _with_tool_messages if tools else _template
-    return stand_ins, _with_system_message(write, tokenizer, messages)
+    write = _with_tool_messages if any(line["role"] in (TOOLS, "tool") for line in messages) else _template
+    try:
+        text = write(tokenizer, messages)
+    except EnvError as error:
+        return stand_ins, _without_system_message(write, tokenizer, messages, error)
+    told = next((line["content"].split("\n")[0].strip() for line in messages[:2] if line["role"] == "system"), "")
+    return stand_ins, text if told in text else _without_system_message(write, tokenizer, messages)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -116,24 +120,26 @@ def opens_thought(tokenizer: Any) -> bool:
     return template_thoughts(tokenizer).opened
 
 
-def _with_system_message(write: Callable[[Any, list[Message]], str], tokenizer: Any, messages: list[Message]) -> str:
-    """The chat as text. A template that refuses or drops a system message, as Gemma 2's, gets it before the user's."""
-    at = 1 if messages and messages[0]["role"] == TOOLS else 0
-    lines = messages[at]["content"].split("\n") if messages and messages[at]["role"] == "system" else []
-    lines = [line.strip() for line in lines if line.strip()]
-    merged = len(messages) > at + 1 and messages[at + 1]["role"] == "user"
-    if not lines or not merged:
-        return write(tokenizer, messages)
-    system, first, *others = messages[at:]
-    instead = [*messages[:at], {**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
+def _without_system_message(
+    write: Callable[[Any, list[Message]], str],
+    tokenizer: Any,
+    messages: list[Message],
+    refused: EnvError | None = None,
+) -> str:
+    """The chat as text, a system message before the user's words: Gemma 2's template refuses one, and others drop it.
+
+    Raises `refused`, of the chat as it is, where this does not help.
+    """
+    at = 1 if messages[0]["role"] == TOOLS else 0
+    roles = [message["role"] for message in messages[at : at + 2]]
     try:
-        text = write(tokenizer, messages)
+        if roles != ["system", "user"]:
+            return write(tokenizer, messages)
+        system, first, *others = messages[at:]
+        first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
+        return write(tokenizer, [*messages[:at], first, *others])
     except EnvError as error:
-        try:
-            return write(tokenizer, instead)
-        except EnvError:
-            raise error from None
-    return text if any(line in text for line in lines) else write(tokenizer, instead)
+        raise refused or error from None
 
 
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
