@@ -99,10 +99,9 @@ class TemplateThoughts:
 def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     """What the chat template of a tokenizer says of thoughts; nothing where there is none."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
-    asked, told = "QASKEDQ", "QTOLDQ"
-    chat = [{"role": "user", "content": asked}]
+    told, chat = "QTOLDQ", [{"role": "user", "content": "QASKEDQ"}]
     fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking", "thought"), told)
-    prompt = filled(tokenizer, chat, add_generation_prompt=True).rpartition(asked)[2].rstrip() if template else ""
+    prompt = filled(tokenizer, chat, add_generation_prompt=True).rpartition("QASKEDQ")[2].rstrip() if template else ""
     history = filled(tokenizer, [*chat, {"role": "assistant", "content": "a", **fields}]) if template else ""
     text = template + prompt + history
     form = next((one for one in FORMS if one.opening in text or (not one.message and one.closing in text)), None)

@@ -77,6 +77,10 @@ def steady_window(config: Any) -> int | None:
 
 
 @torch.no_grad()
+def _no_head() -> int:
+    raise ValueError("no output layer")
+
+
 def settle(base: Any) -> None:
     """Choose the paths of a family that is not known.
 
@@ -86,15 +90,11 @@ def settle(base: Any) -> None:
     Raises:
         ModelError: the model is no causal language model that adapters can be trained on; the reason is named.
     """
-    known = base.config.model_type in KNOWN
-    if base.head is None:
-        raise ModelError(
-            f"{base.name} ({base.config.model_type}) has no output layer; expected a causal language model"
-        )
-    if not known:
+    if not (known := base.config.model_type in KNOWN):
         delta_rule.quicken(base.model, compute_for)
-    ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=torch.Generator().manual_seed(0)).to(base.device)
     try:
+        size = min(base.head_size if base.head is not None else _no_head(), 1000)
+        ids = torch.randint(size, (2, 9), generator=torch.Generator().manual_seed(0)).to(base.device)
         logits = _of_model(base, ids)
     except Exception as error:  # whatever its forward raises
         raise ModelError(
@@ -102,8 +102,7 @@ def settle(base: Any) -> None:
             "causal language model"
         ) from error
     if getattr(base.model, "is_quantized", False):
-        # LLM.int8 takes whole columns apart wherever one number of them is large, at whichever token, so what the
-        # configuration says is all that can be asked.
+        # LLM.int8 takes whole columns apart for one large number at any token: only the configuration can be asked.
         causal = not any(getattr(base.config, name, None) in values for name, values in BOTH_WAYS.items())
     else:
         causal = close(_tried(lambda: _of_model(base, ids[:, :6])), logits[:, :6])
@@ -114,7 +113,6 @@ def settle(base: Any) -> None:
         )
     if known:  # its own settings may have it read both ways; all else is tested
         return
-
     named = base.logit_form
 
     def right(through_head: bool, *, search: bool) -> bool:
@@ -141,8 +139,7 @@ def settle(base: Any) -> None:
     base.fused = _of_interface(base, ids)
     if base.packs:
         expected = _states(base, ids)
-        real = torch.ones_like(ids)
-        real[0, 6:] = 0
+        real = (torch.arange(9) < torch.tensor([[6], [9]])).to(ids)
         found = _tried(lambda: base.forward(ids, real, torch.tensor([-1, -1])))
         if found is None or not (close(found[0, :6], expected[0, :6]) and close(found[1], expected[1])):
             log.info("%s: rows are padded and not packed, since its layers see neighbours otherwise", base.name)

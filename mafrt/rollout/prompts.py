@@ -57,11 +57,7 @@ def with_note(seen: Observation, note: str) -> Observation:
 
 
 def encode_prompt(tokenizer: Any, system: str, seen: Observation, at: str = "start", own: OwnTurns = ()) -> list[int]:
-    """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
-
-    The only way of a text into a prompt: control tokens come of the template (`mafrt.models.outside_text`), and of an
-    agent's own markup; its `own` turns are the sampled ids. EnvError where schemas are none, or the template refuses.
-    """
+    """Token ids of the chat up to where the assistant speaks, the only way of a text into a prompt. Raises EnvError."""
     if own:
         return encode_kept(tokenizer, system, seen, at, own)
     stand_ins, filled = fill_prompt(tokenizer, system, seen, at)
@@ -77,10 +73,8 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
     stand_ins = Placeholders(tokenizer, [system, *(line["content"] for line in seen)], turns=True)
     if not template:
         seen, system = [{**line, "content": quoted(line["content"], ROLES)} for line in seen], quoted(system, ROLES)
-    hidden = [_hidden(message, stand_ins, template) for message in seen]
-    messages = messages_of(stand_ins.hide(system), hidden, at)
-    if not template:
-        # The schemas of tools stand in the lines like any other message.
+    messages = messages_of(stand_ins.hide(system), [_hidden(line, stand_ins, template) for line in seen], at)
+    if not template:  # the schemas of tools stand in the lines like any other message
         return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
     write = _with_tool_messages if any(line["role"] in (TOOLS, "tool") for line in messages) else _template
     try:
@@ -188,12 +182,15 @@ class _WithTools:
         return self.tokenizer.apply_chat_template(messages, tools=self.schemas, **options)
 
 
+def _roles(messages: list[Message]) -> str:
+    return ", ".join(message["role"] for message in messages)
+
+
 def _template(tokenizer: Any, messages: list[Message]) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     except Exception as error:  # a template is a program of the base's
-        roles = ", ".join(message["role"] for message in messages)
-        raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
+        raise EnvError(f"The chat template refuses the messages {_roles(messages)}: {error_line(error)}") from error
 
 
 def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: OwnTurns) -> list[int]:

@@ -154,7 +154,7 @@ def test_the_text_of_a_model_that_reads_images_or_sound_learns_with_default_sett
 
 @pytest.mark.parametrize("model_type", ["blip", "blip-2"])
 def test_a_model_that_writes_no_text_alone_is_refused(model_type):
-    with pytest.raises(ModelError, match=r"has no output layer|cannot read text alone.*pixel_values"):
+    with pytest.raises(ModelError, match=r"cannot read text alone: found (no output layer|.*pixel_values)"):
         SharedBase(whole(model_type), tiny_tokenizer(), model_type)
 
 
