@@ -190,6 +190,7 @@ def imitated(args: argparse.Namespace, seed: int, rate: float, passes: int) -> P
     for done in range(1, passes + 1):
         folder = out / f"imitation_{rate:.0e}_{done}_{seed}"
         if not (folder / "adapters").is_dir():
+            words: tuple[object, ...]
             words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
             words += ("--load_path", adapters, "--episodes_path", played, "--records_path", "none")
             run(train_sft.main, *words, "--lr", rate, "--seed", seed, "--run_dir", folder)
