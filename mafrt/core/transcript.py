@@ -17,8 +17,9 @@ _LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 _COLONS = re.compile(
     "[:\ufe55\uff1a\ufe13\u02d0\u02f8\ua789\u2236\u0589\u05c3\u0703\u0704\u0903\u0a83\u16ec\u1803\u1809\u205a\ua4fd\ufe30]"
 )
-_ASIDE = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<[^<>]*>")
-_COUNT = re.compile(r"[\W_]*\d{1,4}[\W_]+")
+# Colours of a terminal, and what stands in brackets (the full-width ones too), the inmost first.
+_ASIDE = re.compile("\x1b\\[[0-9;]*[A-Za-z]|[(\uff08][^()\uff08\uff09]*[)\uff09]|\\[[^\\[\\]]*\\]|<[^<>]*>|{[^{}]*}")
+_COUNT = re.compile(r"[\W_]*(?:\d{1,9}(?:\.\d{1,9}){0,3}[\W_]+|(?:[a-z]|[ivxlc]{1,7})[.)]+[\W_]*)", re.IGNORECASE)
 """Of a line in a numbered list."""
 LONGEST_HEAD = 200
 """Characters before the colon of a speaker's line."""
@@ -53,7 +54,8 @@ def _begins(line: str, names: set[str], headings: set[str]) -> bool:
         if (colon := _COLONS.search(part)) is None:
             continue
         before = part[: colon.start()]
-        for head in (before, _ASIDE.sub("", before)):
-            if len(head) <= LONGEST_HEAD and looks(head) in names:
+        for _ in range(4):  # three brackets within one another
+            if len(before) <= LONGEST_HEAD and looks(before) in names:
                 return True
+            before = _ASIDE.sub("", before)
     return False
