@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,14 @@ from mafrt.models.load_bases import models_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.exporting.cards import Export, agent_card, last_scores, team_card
-from mafrt.scripts.exporting.gguf_adapters import GGUF, check_gguf, modelfile, served_by_llama, write_gguf_adapter
+from mafrt.scripts.exporting.gguf_adapters import (
+    GGUF,
+    check_gguf,
+    check_modelfile,
+    modelfile,
+    served_by_llama,
+    write_gguf_adapter,
+)
 from mafrt.scripts.exporting.hub import check_login, push
 from mafrt.scripts.exporting.merged import check_mergeable, of_base, write_merged
 from mafrt.scripts.reporting.run_data import read_run
@@ -86,7 +94,11 @@ def export(argv: Sequence[str]) -> int:
     if settings.gguf is not None:
         if len(facts.base_names) > 1:
             raise ConfigError("--gguf names one base, and the team has several; leave it out.")
+        check_modelfile(facts.team.agents, settings.gguf)
         check_gguf(facts.base_names[0])
+        if os.path.isfile(settings.gguf):
+            # A Modelfile takes a path from its own folder on, and one that leads nowhere as a model to download.
+            settings = replace(settings, gguf=os.path.abspath(settings.gguf))
     if settings.merged:
         check_mergeable(facts.base_names, facts.run.settings)
     with new_folder(target) as draft:

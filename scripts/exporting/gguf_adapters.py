@@ -20,6 +20,7 @@ from mafrt.scripts.exporting.merged import base_config
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """Family -> llama.cpp's name of it, of families whose linear layers it stores as they are, or reordered as below."""
 GGUF = "adapter.gguf"
+_ENDS_EARLY = re.compile(r'"""[ \t]*[\r\n]')
 _LAYER = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
 
@@ -81,12 +82,30 @@ def write_gguf_adapter(target: Path, source: Path, base: str) -> None:
     file.close()
 
 
+def check_modelfile(agents: Iterable[AgentSpec], base: str) -> None:
+    """Raises ConfigError for a role prompt or a name of a base that no Modelfile can hold.
+
+    As Ollama's parser (`parser/parser.go`) reads one: a text in three double quotes ends with the first line that ends
+    in three, and a character that cannot be printed is dropped, as are a no-break space and the joiners of emoji.
+    """
+    if not base.isprintable() or base.strip() != base or base[:1] in ("", '"'):
+        raise ConfigError(f"gguf is {base!r}; expected the name of the base in llama.cpp or Ollama, on one line.")
+    for agent in agents:
+        odd = next((char for char in agent.prompt if not (char.isprintable() or char in "\n\r\t")), None)
+        if odd is not None:
+            raise ConfigError(
+                f"the role prompt of {agent.name!r} holds U+{ord(odd):04X}, which Ollama drops from a Modelfile; leave "
+                "gguf out."
+            )
+        if _ENDS_EARLY.search(agent.prompt):
+            raise ConfigError(
+                f"a line of the role prompt of {agent.name!r} ends in three double quotes, which end the text of a "
+                "Modelfile; leave gguf out."
+            )
+
+
 def modelfile(agent: AgentSpec, base: str, temperature: float) -> str:
-    """Ollama's Modelfile of an agent. Raises ConfigError for a role prompt that it cannot hold."""
-    if '"""' in agent.prompt:
-        raise ConfigError(
-            f"the role prompt of {agent.name!r} holds three double quotes, which no Modelfile can; leave gguf out."
-        )
+    """Ollama's Modelfile of an agent that `check_modelfile` took."""
     lines = [f"FROM {base}", f"ADAPTER ./{GGUF}", f"PARAMETER temperature {temperature:g}"]
     return "\n".join([*lines, *([f'SYSTEM """{agent.prompt}"""'] if agent.prompt else []), ""])
 

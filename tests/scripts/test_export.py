@@ -21,7 +21,7 @@ from mafrt.core.shipped import TEACHING_BASE
 from mafrt.runners.intervals import interval
 from mafrt.scripts import collect, export, train_math
 from mafrt.scripts.exporting import hub as exported_hub
-from mafrt.scripts.exporting.gguf_adapters import modelfile, write_gguf_adapter
+from mafrt.scripts.exporting.gguf_adapters import check_modelfile, modelfile, write_gguf_adapter
 from mafrt.scripts.reporting.episodes import read_episodes
 
 SHORT = [
@@ -203,8 +203,105 @@ def test_what_cannot_be_written_as_gguf_is_told_before_anything_is_written(tmp_p
     (base / "config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
     assert export.main([str(copy), "--output", str(tmp_path / "team"), "--gguf", "x.gguf"]) == 2
     assert "of the family 'gemma2'" in capsys.readouterr().err and not (tmp_path / "team").exists()
-    with pytest.raises(ConfigError, match="three double quotes"):
-        modelfile(AgentSpec("a", prompt='Say """.'), "x", 1.0)
+
+
+def read_as_ollama(text):
+    """Commands of a Modelfile by the rules of Ollama's `ParseFile` and `unquote` (parser/parser.go)."""
+
+    def unquoted(value):
+        for mark in ('"""', '"'):
+            if value.startswith(mark):
+                return value[len(mark) : -len(mark)] if len(value) >= 2 * len(mark) and value.endswith(mark) else None
+        return value
+
+    commands, at = [], 0
+    while at < len(text):
+        if text[at] in " \t\r\n":
+            at += 1
+            continue
+        name = re.match(r"(from|adapter|system|template|parameter [a-z0-9_]+)[ \t]", text[at:], re.IGNORECASE)
+        assert name is not None, f"no command: {text[at : at + 20]!r}"
+        at += name.end()
+        value = ""
+        while at < len(text):
+            char = text[at]
+            at += 1
+            if char in "\r\n" and unquoted(value.strip()) is not None:
+                break
+            # Line breaks and blanks of an unfinished text are kept, and of the others what Go's IsPrint names.
+            value += char if char in "\r\n\t" or char.isprintable() else ""
+        assert unquoted(value.strip()) is not None, f"a text without its end: {value!r}"
+        commands.append((name[1].lower(), unquoted(value.strip())))
+    return commands
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "You solve it.",
+        'Say "yes" or "no".',
+        '"Quoted at both ends"',
+        '""',
+        'Python: """doc""" and more',
+        'It ends in three """',
+        '"""It begins with three',
+        'one"\n"two""\nthree',
+        "  blanks around, \ttabs\n\n",
+        "lines\r\nof Windows\rand others",
+        "{{ .System }} {braces} {{ if .Prompt }}",
+        "SYSTEM x\nFROM other\n# no comment\nPARAMETER top_p 1",
+        "back\\slash \\n 'single' `tick` $HOME",
+        "\u4f60\u597d \u00e9 \U0001f600 \u2014",
+        "",
+    ],
+)
+@pytest.mark.parametrize("base", ["qwen3:0.6b", "/a folder/base \u00e9.gguf", "hf.co/a/b:Q4_K_M", "it's"])
+def test_ollama_reads_from_a_modelfile_what_was_written(prompt, base):
+    agent = AgentSpec("a", prompt=prompt)
+    check_modelfile([agent], base)
+    expected = [("from", base), ("adapter", "./adapter.gguf"), ("parameter temperature", "0.25")]
+    assert read_as_ollama(modelfile(agent, base, 0.25)) == expected + ([("system", prompt)] if prompt else [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ('Write """\nand go on', "three double quotes"),
+        ('Write """ \t\r\nand go on', "three double quotes"),
+        ("R\u00e9ponds\u00a0: oui", r"U\+00A0"),
+        ("\U0001f468\u200d\U0001f469", r"U\+200D"),
+        ("\u0645\u06cc\u200c\u062e", r"U\+200C"),
+        ("\ufeffYou", r"U\+FEFF"),
+        ("a\x0cb", r"U\+000C"),
+        ("a\u2028b", r"U\+2028"),
+        ("a\u3000b", r"U\+3000"),
+    ],
+)
+def test_a_role_prompt_that_ollama_would_read_as_another_is_refused(prompt, words):
+    agent = AgentSpec("a", prompt=prompt)
+    with pytest.raises(ConfigError, match=words):
+        check_modelfile([agent], "x")
+    # The independent reader finds another prompt, or none, so that the refusal is needed.
+    try:
+        assert ("system", prompt) not in read_as_ollama(modelfile(agent, "x", 1.0))
+    except AssertionError as error:
+        assert "no command" in str(error) or "without its end" in str(error)
+
+
+@pytest.mark.parametrize("base", ["", " x", "x ", '"x"', "x\nSYSTEM y", "a\u00a0b", "\t"])
+def test_a_name_of_a_base_that_no_modelfile_holds_is_refused(base):
+    with pytest.raises(ConfigError, match="expected the name of the base"):
+        check_modelfile([], base)
+
+
+def test_an_export_names_a_base_that_is_a_file_by_its_place(run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.gguf").write_bytes(b"GGUF")
+    assert export.main([str(run), "--output", "team", "--gguf", "base.gguf"]) == 0
+    # Ollama takes a path from the Modelfile's folder on; llama-server is to be called in the export's.
+    assert (tmp_path / "team/actor/Modelfile").read_text().splitlines()[0] == f"FROM {tmp_path / 'base.gguf'}"
+    assert f"--model {tmp_path / 'base.gguf'} " in capsys.readouterr().out
 
 
 def test_intervals():
