@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ SCORES = ("score", "reward")
 FORMS = "(text, record), (text), TRL's (completions, **columns), or verl's (data_source, solution_str, ground_truth)"
 _NOT_GIVEN = ("completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL's trainer gives to a function beside the columns, and what is not there for an answer as text."""
+_OF_OTHERS = ("completions", "prompts", "solution_str", "data_source", "ground_truth", "extra_info", *_NOT_GIVEN)
+"""Names that no parameter of `f(text, record)` has: it would be called with something else than it reads."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class RewardFunction:
 
     def _only(self, result: Any) -> Any:
         try:
+            if isinstance(result, (str, bytes, Mapping, Set)):  # they give up letters and keys one by one
+                raise TypeError
             [only] = result
         except (TypeError, ValueError):
             raise EnvError(
@@ -120,7 +124,7 @@ def reward_function(reward: str | Reward | None, records: Sequence[Mapping[str, 
     if "solution_str" in named:
         if other := asked - {"data_source", "solution_str", "ground_truth", "extra_info"}:
             raise ConfigError(
-                f"reward {shown} asks for {', '.join(sorted(other))}, which verl does not give; expected {FORMS}."
+                f"reward {shown} asks for {', '.join(sorted(other))}, which mafrt does not give; expected {FORMS}."
             )
         return RewardFunction(function, name, _as_verl(named, anything))
     places = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -128,6 +132,14 @@ def reward_function(reward: str | Reward | None, records: Sequence[Mapping[str, 
     least = sum(p.default is p.empty for p in places)
     if not most >= 1 or least > 2 or asked - {p.name for p in places}:
         raise ConfigError(f"reward {shown}: its parameters are of no known form; expected {FORMS}.")
+    asked_in_order = [p.name for p in places if p.default is p.empty]
+    if mistaken := [name for name in asked_in_order if name in _OF_OTHERS]:
+        raise ConfigError(f"reward {shown} asks for {mistaken[0]}, which its form has not; expected {FORMS}.")
+    if len(asked_in_order) == 2 and (second := asked_in_order[1]) != "record" and any(second in r for r in records):
+        raise ConfigError(
+            f"reward {shown}: its second argument would be the whole record, and not its {second!r}; name it record, "
+            f"and read record[{second!r}]."
+        )
     if most == 1:
         return RewardFunction(function, name, lambda text, record: ((text,), {}))
     return RewardFunction(function, name, lambda text, record: ((text, record), {}))

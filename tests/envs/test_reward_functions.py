@@ -139,7 +139,8 @@ def test_an_environment_pays_with_any_number_and_may_use_its_list_again():
     seen, _ = session.reset(seed=0)
     result = session.step({"a": "x"})
     assert seen == {"a": [{"role": "user", "content": "first"}]}
-    assert json.dumps([result.rewards, result.info]) == '[{"a": 0.25}, {"outcome": 0.5, "measures": {"right": 1.0}}]'
+    told = json.dumps([result.rewards, result.info], sort_keys=True)
+    assert told == '[{"a": 0.25}, {"measures": {"right": 1.0}, "outcome": 0.5}]'
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,8 @@ class Callable_:
         Callable_().method,
         lambda text: 1.0,
         lambda text, record=None: 1.0,
+        lambda answer, record: 1.0,
+        lambda text, answer=None: 1.0,
         lambda *both: 1.0,
         functools.partial(lambda k, text, record: k, 1.0),
         functools.partial(verl, extra_info={"index": 3}),
@@ -242,7 +245,13 @@ def test_none_is_no_opinion():
         (lambda text, *, level: 1.0, "no known form"),
         (lambda completions, trainer_state: [1.0], "trainer_state"),
         (lambda completions, solution: [1.0], "'solution'"),
-        (lambda solution_str, reward_router: 1.0, "reward_router"),
+        (lambda solution_str, reward_router: 1.0, "reward_router, which mafrt does not give"),
+        (lambda solution_text, ground_truth: 1.0, "ground_truth, which its form has not"),
+        (lambda completion_ids, **kwargs: [1.0], "completion_ids, which its form has not"),
+        (lambda completions, /, **kwargs: [1.0], "completions, which its form has not"),
+        (lambda trainer_state, text: 1.0, "trainer_state, which its form has not"),
+        (lambda completion, answer: 1.0, r"read record\['answer'\]"),
+        (functools.partial(lambda k, text, problem: 1.0, 1), r"read record\['problem'\]"),
         ("no_such_module_of_mine:f", "no_such_module_of_mine"),
         (None, "--reward"),
         (7, "expected a function"),
@@ -263,7 +272,19 @@ def test_a_refusal_names_file_and_line_of_the_user():
 
 @pytest.mark.parametrize(
     "function",
-    [lambda completions: [1.0, 2.0], lambda completions: 1.0, lambda text: {"grade": 1.0}, lambda text: "good"],
+    [
+        lambda completions: [1.0, 2.0],
+        lambda completions: 1.0,
+        lambda completions: {1.0: "right"},
+        lambda completions: {1.0},
+        lambda completions: b"1",
+        lambda completions: None,
+        lambda completions: [math.nan],
+        lambda completions: torch.tensor(1.0),
+        lambda text: {"grade": 1.0},
+        lambda text: "good",
+        lambda solution_str: (1.0, {"acc": 1}),
+    ],
 )
 def test_a_result_of_another_shape_is_the_users_error(function):
     with pytest.raises(EnvError, match="expected"):
