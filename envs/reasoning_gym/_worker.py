@@ -19,6 +19,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -114,6 +115,54 @@ class Unusable(ValueError):
     """A data set cannot be made as asked; the text is a sentence."""
 
 
+def _check(name: Any, config: Mapping[str, Any]) -> None:
+    """Raises Unusable for a data set that is not there, and for a setting that it has not or that is of another type.
+
+    The package checks ranges only: it compares a text with a number, and says so in Python's words.
+    """
+    from reasoning_gym import factory
+
+    if name not in factory.DATASETS:
+        near = difflib.get_close_matches(str(name), factory.DATASETS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(factory.DATASETS)[:5])} and others."
+        raise Unusable(f"reasoning-gym has no data set {name!r}; {hint}")
+    fields = {item.name: item for item in dataclasses.fields(factory.DATASETS[name][1])}
+    known = fields.keys() - {"size", "seed"}
+    if odd := sorted(config.keys() - known):
+        near = difflib.get_close_matches(odd[0], known, 1)
+        raise Unusable(
+            f"reasoning-gym's {name} has no setting {odd[0]!r}; "
+            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}.")
+        )
+    for setting, value in config.items():
+        default = fields[setting].default
+        for kinds, expected in ((bool, "true or false"), ((int, float), "a number"), (str, "a text")):
+            if isinstance(default, kinds):
+                if value is not None and not isinstance(value, kinds):
+                    raise Unusable(f"reasoning-gym's {name}: {setting} is {value!r}; expected {expected}.")
+                break
+
+
+def _parts(given: Any) -> list[Any]:
+    """The data sets of a composite. Raises Unusable."""
+    from reasoning_gym.composite import DatasetSpec
+
+    form = "a list of {name, weight, config}"
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise Unusable(f"reasoning-gym's composite: datasets is {given!r}; expected {form}.")
+    parts = [{"weight": 1.0, "config": {}, **one} for one in given]
+    for part in parts:
+        weight = part["weight"]
+        if part.keys() != {"name", "weight", "config"} or not isinstance(part["config"], dict):
+            raise Unusable(f"reasoning-gym's composite: datasets holds {part!r}; expected {form}.")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+            raise Unusable(f"reasoning-gym's composite: a weight is {weight!r}; expected a number above 0.")
+        if part["name"] == "composite":
+            raise Unusable("reasoning-gym's composite holds no other composite; list its data sets.")
+        _check(part["name"], part["config"])
+    return [DatasetSpec(**part) for part in parts]
+
+
 @lru_cache(maxsize=64)
 def _dataset(text: str, size: int, seed: int) -> Any:
     """A data set of `size` tasks by its name, level and config as JSON; task i is made from `seed + i`."""
@@ -122,22 +171,10 @@ def _dataset(text: str, size: int, seed: int) -> Any:
 
     asked = json.loads(text)
     name, level, config = asked["name"], asked["level"], dict(asked["config"])
-    if name not in factory.DATASETS:
-        near = difflib.get_close_matches(name, factory.DATASETS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(factory.DATASETS)[:5])} and others."
-        raise Unusable(f"reasoning-gym has no data set {name!r}; {hint}")
+    _check(name, config)
     kind, settings = factory.DATASETS[name]
     if name == "composite":
-        from reasoning_gym.composite import DatasetSpec
-
-        config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in config.get("datasets", [])]
-    fields = {item.name for item in dataclasses.fields(settings)} - {"size", "seed"}
-    if odd := sorted(config.keys() - fields):
-        near = difflib.get_close_matches(odd[0], fields, 1)
-        raise Unusable(
-            f"reasoning-gym's {name} has no setting {odd[0]!r}; "
-            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(fields))}.")
-        )
+        config["datasets"] = _parts(config.get("datasets", []))
     try:
         if level is not None:
             if not factory.has_curriculum(name):

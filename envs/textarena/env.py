@@ -117,7 +117,7 @@ class TextArena(Env):
 
     def _players(self, asked: int | None) -> int:
         """How many seats the game has. A game says so by refusing to begin with another number."""
-        why = ""
+        why, other = "", None
         for count in (2, 1, *range(3, MOST_PLAYERS + 1)) if asked is None else (asked,):
             try:
                 with self._own_chance():
@@ -125,6 +125,9 @@ class TextArena(Env):
                 return int(count)
             except Exception as error:
                 why = f"{type(error).__name__}: {error_line(error)}"
+                if not isinstance(error, AssertionError):  # which says that the number is not the game's
+                    other = other or why
+        why = other or why
         with_so_many = "" if asked is None else f" with {asked} players"
         raise ConfigError(f"textarena's {self.name} does not begin{with_so_many} ({why}).")
 

@@ -141,6 +141,7 @@ def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
         ("Tictactoe-v0", {}, "did you mean 'TicTacToe-v0'"),
         ("TicTacToe-v0", {"players": 3}, "does not begin with 3 players"),
         ("TicTacToe-v0", {"config": {"cells": 3}}, "unexpected keyword argument 'cells'"),
+        ("KuhnPoker-v0", {"config": {"max_rounds": "x"}}, "not supported between instances of 'int' and 'str'"),
         ("TicTacToe-v0", {"opponent": "best"}, "choose one of self, random"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
         ("Nim-v0", {"opponent": "random"}, "lists no moves in its observations"),
