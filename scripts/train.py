@@ -199,10 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_main(run, argv)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def _parser(own: Mapping[str, Setting], env: str) -> StrictParser:
     parser = StrictParser(add_help=False, argument_default=argparse.SUPPRESS, formatter_class=FlagHelp)
     group = parser.add_argument_group(f"Settings of {env}")
@@ -240,3 +236,7 @@ def help_of(env: str, known: Mapping[str, Setting]) -> str:
     """The environment's own settings, for the end of the help; empty if it has none."""
     own = _own(env, known)
     return _parser(own, env).format_help().partition("\n\n")[2].rstrip() if own else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

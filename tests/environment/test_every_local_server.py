@@ -48,7 +48,7 @@ def openers():
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
                 bases = node.bases if isinstance(node, ast.ClassDef) else []
-                inherits = any(getattr(base, "id", "") == "LocalServer" for base in bases)
+                inherits = any(getattr(base, "id", "") in {"LocalServer", *OPENS} for base in bases)
                 if name in OPENS or inherits or (name == "server" and ast.unparse(node.func) == "grpc.server"):
                     found.add(path.relative_to(ROOT).as_posix())
     return found
