@@ -76,11 +76,13 @@ def steady_window(config: Any) -> int | None:
     return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
 
 
+def _head_size(base: Any) -> int:
+    if base.head is None:
+        raise ValueError("no output layer")
+    return int(base.head_size)
+
+
 @torch.no_grad()
-def _no_head() -> int:
-    raise ValueError("no output layer")
-
-
 def settle(base: Any) -> None:
     """Choose the paths of a family that is not known.
 
@@ -93,8 +95,9 @@ def settle(base: Any) -> None:
     if not (known := base.config.model_type in KNOWN):
         delta_rule.quicken(base.model, compute_for)
     try:
-        size = min(base.head_size if base.head is not None else _no_head(), 1000)
-        ids = torch.randint(size, (2, 9), generator=torch.Generator().manual_seed(0)).to(base.device)
+        ids = torch.randint(min(_head_size(base), 1000), (2, 9), generator=torch.Generator().manual_seed(0)).to(
+            base.device
+        )
         logits = _of_model(base, ids)
     except Exception as error:  # whatever its forward raises
         raise ModelError(

@@ -10,6 +10,7 @@ import torch
 from helpers_models import CHARS, SPECIAL, random_ids, tiny_model, tiny_tokenizer
 from torch import Tensor
 
+from mafrt.models import family_checks
 from mafrt.models.logprobs import PLAIN, FrozenHead, LogitForm, token_logprobs
 from mafrt.models.packed_attention import capped_attention
 from mafrt.models.shared_base import SharedBase
@@ -126,3 +127,15 @@ def test_a_model_whose_windows_cannot_be_packed_still_caps_its_scores():
         hidden = base.forward(ids, torch.ones_like(ids), torch.full((2,), -1))
         expected = exact.base_model(input_ids=ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_base_is_examined_without_gradients(monkeypatch):
+    asked, own = [], family_checks._of_model
+
+    def watched(base, ids):
+        asked.append(torch.is_grad_enabled())
+        return own(base, ids)
+
+    monkeypatch.setattr(family_checks, "_of_model", watched)
+    SharedBase(cohere_or_granite("Cohere"), tiny_tokenizer(), "cohere")
+    assert asked and not any(asked)
