@@ -57,7 +57,10 @@ def with_note(seen: Observation, note: str) -> Observation:
 
 
 def encode_prompt(tokenizer: Any, system: str, seen: Observation, at: str = "start", own: OwnTurns = ()) -> list[int]:
-    """Token ids of the chat up to where the assistant speaks, the only way of a text into a prompt. Raises EnvError."""
+    """Token ids of the chat up to where the assistant speaks, the only way of a text into a prompt.
+
+    Control tokens come of the template and of an agent's `own` turns, which are the sampled ids. Raises EnvError.
+    """
     if own:
         return encode_kept(tokenizer, system, seen, at, own)
     stand_ins, filled = fill_prompt(tokenizer, system, seen, at)

@@ -23,7 +23,8 @@ from mafrt.envs.games.base import PLAYERS, Game, play
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.runners.evaluation import SOLVED, evaluate
 from mafrt.runners.evaluation_summary import majority, number, numbers
-from mafrt.scripts.baselines.imitation import PASSES, SAMPLES, Shown, imitate, search, solved_turns
+from mafrt.scripts.baselines.demonstrations import Shown, search
+from mafrt.scripts.baselines.imitation import PASSES, SAMPLES, imitate, solved_turns
 from mafrt.storage.report import aligned
 
 if TYPE_CHECKING:

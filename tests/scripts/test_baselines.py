@@ -23,7 +23,8 @@ from mafrt.scripts import evaluate
 from mafrt.scripts.baselines import build
 from mafrt.scripts.baselines import table as baselines
 from mafrt.scripts.baselines.build import start_of, validation_env
-from mafrt.scripts.baselines.imitation import PASSES, RATES, changed, imitate, search, solved_turns
+from mafrt.scripts.baselines.demonstrations import changed, search
+from mafrt.scripts.baselines.imitation import PASSES, RATES, imitate, solved_turns
 
 
 class Letters:
