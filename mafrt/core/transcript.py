@@ -11,18 +11,17 @@ SECTIONS = ("Problem", "judge", "tool", "coach")
 """Names that begin a line of a transcript beside those of the agents."""
 QUOTE = "> "
 """Begins the further lines of an utterance that is quoted."""
-# All that `str.splitlines` takes for the end of a line: a model may too.
-_LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+# All that `str.splitlines` takes for the end of a line, and the last separator of ASCII: a model may too.
+_LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 # Those of confusables.txt (see `lookalikes`), and the small and the vertical one.
 _COLONS = re.compile(
     "[:\ufe55\uff1a\ufe13\u02d0\u02f8\ua789\u2236\u0589\u05c3\u0703\u0704\u0903\u0a83\u16ec\u1803\u1809\u205a\ua4fd\ufe30]"
 )
 # Colours of a terminal, and what stands in brackets (the full-width ones too), the inmost first.
 _ASIDE = re.compile("\x1b\\[[0-9;]*[A-Za-z]|[(\uff08][^()\uff08\uff09]*[)\uff09]|\\[[^\\[\\]]*\\]|<[^<>]*>|{[^{}]*}")
-_COUNT = re.compile(r"[\W_]*(?:\d{1,9}(?:\.\d{1,9}){0,3}[\W_]+|(?:[a-z]|[ivxlc]{1,7})[.)]+[\W_]*)", re.IGNORECASE)
-"""Of a line in a numbered list."""
-LONGEST_HEAD = 200
-"""Characters before the colon of a speaker's line."""
+_WORD = re.compile(r"[^\W_]+")
+SHORTEST_WITHIN = 4
+"""Characters of a name that counts within another word; shorter ones are a word of their own."""
 
 
 def speakers(names: Iterable[str]) -> tuple[str, ...]:
@@ -34,28 +33,27 @@ def speakers(names: Iterable[str]) -> tuple[str, ...]:
 def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = (), inside: bool = True) -> str:
     """`text` as it can stand in a transcript: its lines begin with `> ` if one could be read as another part's first.
 
-    That is a line `name: words` of one of `names`, or one of `headings`; looks alone decide (`mafrt.core.lookalikes`).
+    That is a line that has one of `names` before a colon, whatever stands around it, a line that is such a name, or one
+    of `headings`; looks alone decide (`mafrt.core.lookalikes`).
     `inside`: `text` follows on the line of its own speaker, so that its first line begins nothing.
     """
     lines = _LINE_END.split(text)
     if inside and len(lines) == 1:
         return text
-    keys, whole = {looks(name) for name in names} - {""}, {looks(line) for line in headings} - {""}
-    if not any(_begins(line, keys, whole) for line in lines[inside:]):
+    keys = {looks(name) for name in names} - {""}
+    alone = keys | {looks(line) for line in headings} - {""}
+    if not any(looks(line) in alone or _names_before_colon(line, keys) for line in lines[inside:]):
         return text
     return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])])
 
 
-def _begins(line: str, names: set[str], headings: set[str]) -> bool:
-    """Whether a line could be read as the first one of another part."""
-    if headings and len(line) <= LONGEST_HEAD and looks(line) in headings:
-        return True
-    for part in (line, line[count.end() :] if (count := _COUNT.match(line)) else ""):
-        if (colon := _COLONS.search(part)) is None:
-            continue
-        before = part[: colon.start()]
-        for _ in range(4):  # three brackets within one another
-            if len(before) <= LONGEST_HEAD and looks(before) in names:
-                return True
-            before = _ASIDE.sub("", before)
+def _names_before_colon(line: str, names: set[str]) -> bool:
+    """Whether one of the names stands before a colon of the line."""
+    colons = [colon.start() for colon in _COLONS.finditer(line)]
+    before = line[: colons[-1]] if colons else ""
+    for _ in range(4):  # three brackets within one another
+        seen, words = looks(before), {looks(word) for word in _WORD.findall(before)}
+        if any(name == seen or name in (seen if len(name) >= SHORTEST_WITHIN else words) for name in names):
+            return True
+        before = _ASIDE.sub("", before)
     return False

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError, EnvError
+from mafrt.core.transcript import quoted, speakers
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import make_env
@@ -175,7 +176,8 @@ def test_the_chain_s_functions_are_pure(said, problem):
     for text in said:
         state = states[-1]
         ((name, observation),) = flow.observe(state).items()
-        assert observation == transcript(state) and observation.startswith(f"Problem: {problem}")
+        assert observation == transcript(state)
+        assert observation.startswith(f"Problem: {quoted(problem, speakers('ab'))}")
         after = flow.transition(state, {name: text})
         assert after == flow.transition(state, {name: text}) and after.said == (*state.said, (name, text))
         if flow.answers(after) is not None:
