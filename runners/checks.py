@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mafrt.algorithms import Algorithm
 from mafrt.coach import Coach, RulesCoach
+from mafrt.coach.own_coach import check_coach
 from mafrt.config.team import Team
 from mafrt.config.train_config import RunConfig, TrainConfig
 from mafrt.core.distributed import ALONE, Processes
@@ -61,6 +62,8 @@ def check_run(
         ConfigError: names the setting, what was found, and what to do.
     """
     tree, judging = rule.tree_samples > 1, coach is not None
+    if coach is not None:
+        check_coach(coach)
     check_team(env, team)
     check_evaluated(env if eval_env is None else eval_env, config.run)
     check_teacher(rule.settings, team)

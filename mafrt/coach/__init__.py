@@ -12,9 +12,10 @@ from mafrt.coach.base import Case, Coach, RulesCoach
 from mafrt.coach.budget import Budget, Prices
 from mafrt.coach.cache import VerdictCache
 from mafrt.coach.local_coach import LocalCoach
+from mafrt.coach.own_coach import check_coach
 from mafrt.coach.providers import PROVIDERS, make_provider
 from mafrt.coach.rubric import load_rubric
-from mafrt.config.resolve import load_object, place_of
+from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraError
@@ -105,9 +106,6 @@ def _own(path: str, kind: str) -> Coach:
     # It is the user's class, so any error is possible, and the sentence names the class.
     except Exception as error:
         raise CoachError(f"coach {path} could not be built: {type(error).__name__}: {error}") from error
-    if not isinstance(coach, Coach):
-        raise ConfigError(f"coach {path} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
-    if type(coach).judge is Coach.judge:
-        raise ConfigError(f"coach {path}{place_of(type(coach))} lacks judge(self, cases); define it.")
+    check_coach(coach, path)
     coach.name = coach.name or path
     return coach

@@ -1,4 +1,4 @@
-"""Calls of a coach whose `judge` is a user's: with a deadline, and an error on one case loses that case only."""
+"""A coach of one's own: what it must have, and calls with a deadline, where an error on one case loses that alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from mafrt.coach.base import Case, Coach
-from mafrt.config.resolve import user_line
-from mafrt.core.errors import CoachError, CoachInterruptedError, MafrtError
+from mafrt.config.resolve import place_of, user_line
+from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError, MafrtError
 from mafrt.core.text import error_line
 from mafrt.core.types import Unscored
 
 log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 """Seconds between two looks at a request to stop."""
+
+
+def check_coach(coach: object, name: str = "") -> None:
+    """Raise ConfigError unless `coach` is a Coach with a `judge` of its own; `name`: how it was asked for."""
+    said = f"coach {name}" if name else "the coach"
+    if not isinstance(coach, Coach):
+        raise ConfigError(f"{said} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
+    if type(coach).judge is Coach.judge:
+        raise ConfigError(f"{said}{place_of(type(coach))} lacks judge(self, cases); define it.")
 
 
 def verdicts_of(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[Any]:

@@ -9,6 +9,7 @@ import signal
 import string
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,6 +140,24 @@ def test_an_environment_without_rules_is_refused_before_anything_is_played():
     with pytest.raises(ConfigError, match="Digits gives none"):
         make(coach="rules")
     check_rules(Judged())
+
+
+class NoJudge(Coach):
+    """Lacks what a coach is for."""
+
+
+@pytest.mark.parametrize(
+    ("coach", "said"),
+    [
+        (NoJudge(), r"the coach .*test_coach_runs.py, line \d+\) lacks judge\(self, cases\)"),
+        (NoJudge, "the coach is a type, which is not a mafrt.Coach"),
+        (SimpleNamespace(judge=list), "is a SimpleNamespace, which"),
+        (len, "is a builtin_function_or_method, which"),
+    ],
+)
+def test_an_object_that_cannot_judge_is_refused_at_the_start(coach, said):
+    with pytest.raises(ConfigError, match=said):
+        make(Judged(), coach=coach)
 
 
 def test_the_math_environment_has_rules_for_every_turn():
