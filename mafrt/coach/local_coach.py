@@ -16,8 +16,9 @@ from mafrt.coach.parse_reply import UnreadableError, read_reply
 from mafrt.coach.rubric import Rubric
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Request, SamplingParams, Unscored, Verdict
+from mafrt.environment.thought_forms import template_thoughts
 from mafrt.environment.tool_calls import visible
-from mafrt.rollout.prompts import encode_prompt, opens_thought
+from mafrt.rollout.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from mafrt.engines import Engine
@@ -54,7 +55,7 @@ class LocalCoach(Coach):
     def bind(self, base: SharedBase, engine: Engine) -> None:
         self._base, self._engine = base, engine
         self._window = base.context_window
-        self._opened = opens_thought(base.tokenizer)
+        self._opened = template_thoughts(base.tokenizer).opened
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         asks = [make_ask(self.rubric, case, structured=False) for case in cases]

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from mafrt.core.errors import EnvError
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 DEEPEST = 100
@@ -98,6 +100,35 @@ def error_line(error: BaseException) -> str:
         return shortened(str(error), 500) or type(error).__name__
     except Exception as failure:
         return f"(its text raises {type(failure).__name__})"
+
+
+def fill_template(tokenizer: Any, chat: list[Any], **options: Any) -> str:
+    """The text that a tokenizer's chat template makes of a chat. Raises EnvError where the template refuses it."""
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+    except Exception as error:  # a template is a program of the base's
+        return _with_no_tools(tokenizer, chat, options, error)
+
+
+def _with_no_tools(tokenizer: Any, chat: list[Any], options: Mapping[str, Any], error: Exception) -> str:
+    """The same with an empty list of tools, which some templates cannot do without."""
+    roles = ", ".join(message["role"] for message in chat)
+    refusal = EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}")
+    if options.get("tools"):
+        raise refusal from error
+    try:
+        none = {"tools": [], "functions": "[]", "datetime": "unknown"}
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, **{**options, **none}))
+    except Exception:
+        raise refusal from error
+
+
+def filled(tokenizer: Any, chat: list[Any], **options: Any) -> str:
+    """`fill_template`, but an empty text where the template refuses the chat."""
+    try:
+        return fill_template(tokenizer, chat, **options)
+    except EnvError:
+        return ""
 
 
 def counted(number: int, things: str) -> str:

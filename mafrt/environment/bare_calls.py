@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -115,12 +115,11 @@ def bare_list(text: str, *, code: bool = False) -> list[Call] | None:
     calls: list[Call] = []
     place = 0
     while place < len(text):
-        end = balanced(text, place) if PYTHONIC.match(text, place) else None
-        found = python_calls(text[place:end]) if end is not None else None
+        found, end = (PYTHONIC.match(text, place) and python_calls(text, place)) or (None, 0)
         if found is None or (not code and any(isinstance(call, BadCall) for call in found)):
             return [BadCall(f"{BAD}the block is no call with named arguments.")] if code else None
         calls += found
-        place = skip_blanks(text, end or len(text))
+        place = skip_blanks(text, end)
     return calls
 
 
@@ -147,8 +146,10 @@ def _call(said: Any, *, tagged: bool) -> Call:
     if key is None:
         # Apertus writes {NAME: {...}}.
         [(name, arguments), *more] = list(said.items()) or [("", None)]
-        good = tagged and name and name not in (*_NAMES, *_ARGUMENTS) and isinstance(arguments, dict) and not more
-        return ToolCall(name, arguments) if good else wrong
+        if not tagged or not name or name in (*_NAMES, *_ARGUMENTS) or more:
+            return wrong
+        arguments = value_or_text(arguments) if isinstance(arguments, str) else arguments
+        return ToolCall(name, arguments) if isinstance(arguments, dict) else wrong
     name = said[key].strip()
     if _is_schema(said):
         return BadCall(f"{BAD}the schema of {name!r} stands where its arguments belong; {FORM}.")
@@ -193,9 +194,13 @@ def _typed(value: Any, schema: Any) -> Any:
         return {key: _typed(inner, properties.get(key)) for key, inner in value.items()}
     if isinstance(value, list):
         return [_typed(inner, schema.get("items") if isinstance(schema, dict) else None) for inner in value]
-    if not isinstance(value, str) or "string" in _types(schema):
+    if not isinstance(value, str):
         return value
     told = value.strip()
+    if "string" in _types(schema):
+        return None if told in ("null", "None") and "null" in _types(schema) else value
+    if not told and (kinds := _types(schema) & {"array", "object"}):
+        return [] if "array" in kinds else {}
     read = value_or_text({"True": "true", "False": "false", "None": "null"}.get(told, told))
     if isinstance(read, str) and _types(schema) & {"array", "object"}:  # some templates write what Python prints
         try:
@@ -283,20 +288,94 @@ def without_marks(text: str, tools: Schemas) -> tuple[int, list[Call]] | None:
 
 # ------------------------------------------------------------------------------------------------------------- Python
 
-PYTHONIC = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
+PYTHONIC = re.compile(r"\[?\s*[A-Za-z_][\w.\-/]*\s*\(")
 
 
-def python_calls(text: str) -> list[Call] | None:
-    """The calls of `f(x=1)` or `[f(x=1), ...]`; None if the text is neither."""
-    if len(text) > LONGEST:
-        return None
-    tree = _parsed(text) or _parsed(escaped_breaks(text))
-    if tree is None:
-        return None
+def python_calls(text: str, place: int) -> tuple[list[Call], int] | None:
+    """The calls of `f(x=1)` or `[f(x=1), ...]` at `place`, and their end; None if it is neither.
+
+    LFM2.5's template writes a text between single quotes as it is, with quotes, backslashes and line breaks in it. A
+    call is read so where Python cannot read it or knows none of its escapes.
+    """
+    end = balanced(text, place)
+    piece = text[place : min(end or len(text), place + LONGEST)]
+    odd = _NO_ESCAPE.search(piece) is not None and "'''" not in piece
+    tree = None if odd or end is None else _parsed(piece)
     nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
-    if not nodes or not all(isinstance(node, ast.Call) for node in nodes):
+    calls = [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
+    if end is not None and calls and len(calls) == len(nodes):
+        return calls, end
+    readers = (*([] if odd else [_constant_at]), *([] if "\\'" in piece else [_as_it_is]), _with_breaks, _as_it_is)
+    return next((found for read in readers if (found := _listed(text, place, read)) is not None), None)
+
+
+_NO_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\[^\\'\"\nnrtux]")
+_HEAD = re.compile(r"\s*(?P<name>[A-Za-z_][\w.\-/]*)\s*\(")
+_KEY = re.compile(r"\s*(?P<key>[A-Za-z_]\w*)\s*=\s*")
+_PLAIN_END = re.compile(r"'(?=\s*(?:,\s*[A-Za-z_]\w*\s*=|\)\s*(?:,\s*[A-Za-z_][\w.\-/]*\s*\(|\]|\Z)))")
+_CONSTANT = re.compile(r"'(?:\\.|[^'\\])*+'|\"(?:\\.|[^\"\\])*+\"|[^\s,()\[\]{}'\"]++", re.DOTALL)
+_Value: TypeAlias = "tuple[Any, int] | None"
+
+
+def _listed(text: str, place: int, read: Callable[[str, int], _Value]) -> tuple[list[Call], int] | None:
+    """The calls at `place` and their end, with names that Python does not have and values as `read` finds them."""
+    calls: list[Call] = []
+    listed = text.startswith("[", place)
+    place += listed
+    while head := _HEAD.match(text, place):
+        arguments: dict[str, Any] = {}
+        place = head.end()
+        while key := _KEY.match(text, place):
+            found = read(text, key.end())
+            if found is None or key["key"] in arguments:
+                return None
+            arguments[key["key"]], place = found
+            place = skip_blanks(text, place)
+            if not text.startswith(",", place):
+                break
+            place += 1
+        place = skip_blanks(text, place)
+        if not text.startswith(")", place):
+            return None
+        calls.append(ToolCall(_plain_name(head["name"]), arguments))
+        place = skip_blanks(text, place + 1) if listed else place + 1
+        if not listed or not text.startswith(",", place):
+            break
+        place += 1
+    if listed and not text.startswith("]", place):
         return None
-    return [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
+    return (calls, place + listed) if calls else None
+
+
+def _as_it_is(text: str, place: int) -> _Value:
+    """A text up to the first end of it at which its brackets are closed, else up to the first."""
+    if not text.startswith("'", place):
+        return _constant_at(text, place)
+    place += 1
+    first, depth, done = None, [0, 0, 0], place
+    for end in islice(_PLAIN_END.finditer(text, place, place + LONGEST), 1000):
+        first = first or end
+        for number, (opening, closing) in enumerate((("(", ")"), ("[", "]"), ("{", "}"))):
+            depth[number] += text.count(opening, done, end.start()) - text.count(closing, done, end.start())
+        done = end.start()
+        if not any(depth):
+            first = end
+            break
+    return None if first is None else (text[place : first.start()], first.end())
+
+
+def _constant_at(text: str, place: int, escape: Callable[[str], str] = str) -> _Value:
+    mark = _CONSTANT.match(text, place)
+    end = balanced(text, place) if text.startswith(("[", "{", "("), place) else mark.end() if mark else None
+    tree = None if end is None or end - place > LONGEST else _parsed(escape(text[place:end]))
+    try:
+        return None if tree is None or end is None else (constant(tree), end)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _with_breaks(text: str, place: int) -> _Value:
+    return _constant_at(text, place, escaped_breaks)
 
 
 def _parsed(text: str) -> ast.expr | None:
@@ -306,12 +385,24 @@ def _parsed(text: str) -> ast.expr | None:
         return None
 
 
+def _plain_name(name: str) -> str:
+    return re.sub(r"^(?:default_api|functions|tools)\.|\.call$", "", name)
+
+
+def is_program(text: str) -> bool:
+    """Whether a text can be a program."""
+    try:
+        return len(text) <= LONGEST and bool(ast.parse(text).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
 def _python_call(node: ast.Call) -> Call:
     try:
         name = ast.unparse(node.func)
         if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
             return _python_call(node.args[0])
-        name = re.sub(r"^(?:default_api|functions|tools)\.|\.call$", "", name)
+        name = _plain_name(name)
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             return BadCall(
                 f"{BAD}the call of {name!r} is not JSON, and has arguments without names ({name}(key=value))."

@@ -38,7 +38,15 @@ from mafrt.environment.bare_calls import (
     calls_of,
     python_calls,
 )
-from mafrt.environment.call_values import DECODER, Unreadable, balanced, read_value, skip_blanks, value_or_text
+from mafrt.environment.call_values import (
+    DECODER,
+    Unreadable,
+    balanced,
+    read_object,
+    read_value,
+    skip_blanks,
+    value_or_text,
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ _BARE = (
     r"<\|begin\|>assistant",
     r"<\|(?:content|calls|eom|eot)\|>",
     r"(?:<\|start\|>assistant\s?)?(?<!\w)to=[\w.\-]+<\|message\|>",
-    r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
+    r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\"?\{)",
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",
     r"(?:response)?(?:tools)?call\s+tool=\"[^\"<\n]+\"(?:\s+\w+=\"[^\"<\n]*\")*\s*(?=argument\s+key=|call)",
@@ -101,7 +109,7 @@ _BARE = (
     r"^function[A-Za-z_][\w.\-/]*\n```json\n(?=\{)",
     r"^call:[\w.\-/]+(?=\{)",
     r"<\|recipient\|>",
-    r"^>>>(?!all\b)[\w.\-/]+\n(?=\s*\{)",
+    r">>>(?!all\n)[\w.\-/]+\n(?=\s*\{)|>>>(?:python|all)\n",
     r"^Action:[ \t]*[\w.\-/]+[ \t]*\nAction Input:",
     r"(?:<\|start\|>assistant)?(?:\s{0,2}to=[\w.\-]+)?<\|channel\|>[^<]{0,200}<",
     r"<\|(?:end|return)\|>",
@@ -139,6 +147,9 @@ _FUNCTIONARY = re.compile(
 )
 
 
+_FUNCTIONARY_END = re.compile(r">>>(?=[\w.\-/]+\n)|<\|(?:eot_id|eom_id|stop|from)\|>|<\|call\|>")
+
+
 def read_form(text: str, start: int) -> Found | None:
     """The calls behind the opening mark at `start`; None if the mark is only mentioned."""
     if header := _HARMONY_CALL.match(text, start):
@@ -147,7 +158,7 @@ def read_form(text: str, start: int) -> Found | None:
         return _harmony(text, header, header["name"] or header["tool"] or header["other"], _BARE_HARMONY_END)
     if header := _FUNCTIONARY.match(text, start):
         name = header["name"] or header["short"] or header["action"]
-        return None if name == "all" else _to(name, text, header.end())
+        return None if name == "all" else _to(name, text, header.end(), _FUNCTIONARY_END)
     for opening, closing in _OPENINGS:
         if mark := opening.match(text, start):
             close = closing.format(tag=re.escape(mark["tag"])) if "{tag}" in closing else closing
@@ -176,6 +187,12 @@ def _within(text: str, mark: Any, closing: str) -> Found | None:
             break
         calls += read[0]
         place, between = read[1], 0
+    if mark[0] == "<|python_tag|>" and (not calls or any(isinstance(call, BadCall) for call in calls)):
+        code = text[mark.end() :].removesuffix("<|eom_id|>").strip()
+        given = value_or_text(code)
+        arguments = given if isinstance(given, dict) and isinstance(given.get("code"), str) else {"code": code}
+        if code and (arguments is given or not code.startswith("{")):
+            return Found((ToolCall("python", arguments),), len(text))
     if calls:
         rest = close.search(text, place) if close is not None else None
         if rest is not None and text[place : rest.start()].strip():
@@ -185,9 +202,6 @@ def _within(text: str, mark: Any, closing: str) -> Found | None:
         if close is None or not text[place:].strip() or re.compile(OPENING, re.IGNORECASE).match(text, place):
             return Found(tuple(calls), place)
         return Found((), len(text), _not_closed(mark, closing))
-    if mark[0] == "<|python_tag|>":
-        code = text[mark.end() :].removesuffix("<|eom_id|>").strip()
-        return Found((ToolCall("python", {"code": code}),), len(text)) if code else None
     return _mentioned(text, mark, close, closing)
 
 
@@ -240,9 +254,9 @@ _GLM = re.compile(r"(?P<name>[\w.\-/:]+)(?:\s*<tool_sep(?::[\w.-]+)?>)?\s*(?=<(?
 _SEPARATOR = re.compile(r"<tool_sep(?::[\w.-]+)?>")
 _NAME = re.compile(r"(?P<name>[A-Za-z_][\w.\-/]*)")
 _HEADER = re.compile(
-    r"(?:assistant\n|\w*<\|tool_call:name\|>|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
+    r"(?:assistant\n|[\w.:-]*<\|tool_call:name\|>|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
     r"(?:\[CALL_ID\]\w*+)?"
-    r"(?:\s|<\|tool_call:args\|>|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\{)"
+    r"(?:\s|<\|tool_call:args\|>|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\"?\{)"
 )
 _BRACES = re.compile(r"call:(?P<name>[\w.\-/]+)(?=\{)")
 
@@ -273,8 +287,8 @@ def _parameters(text: str, name: str, place: int, ends: str, follows: str) -> Re
         place = skip_blanks(text, place)
         if text.startswith(ends, place):
             return [ToolCall(name, arguments, texts=True)], place + len(ends)
-        if not arguments and text.startswith("{", place):
-            value, place = read_value(text, place)
+        if not arguments and (found := read_object(text, place)) is not None:
+            value, place = found
             place = skip_blanks(text, place)
             if not isinstance(value, dict) or not (text.startswith(ends, place) or not text[place:].strip()):
                 raise Unreadable(f"the call of {name!r} holds more than one JSON object")
@@ -385,7 +399,10 @@ _OPEN_ARGUMENT = re.compile(
     r"|argument(?=\s*argument\s+key=|\s*call(?:\s|tools|message|call\s+tool=|\Z)))",
     re.DOTALL,
 )
-_CLOSE_CALL = re.compile(r"<\|close\|>call<\|sep\|>|call(?=\s|tools|message|call\s+tool=|\Z)(?:tools)?(?:message)?")
+_OPEN_JSON = re.compile(r"\s*(?:<\|open\|>)?json type=\"object\"(?:<\|sep\|>)?\s*(?=\{)")
+_CLOSE_CALL = re.compile(
+    r"(?:(?:<\|close\|>)?json(?:<\|sep\|>)?\s*)?<\|close\|>call<\|sep\|>|call(?=\s|tools|message|call\s+tool=|\Z)(?:tools)?(?:message)?"
+)
 
 
 def _open_and_close(text: str, place: int, close: Closing) -> Read:
@@ -395,6 +412,9 @@ def _open_and_close(text: str, place: int, close: Closing) -> Read:
         return None
     arguments: dict[str, Any] = {}
     place = mark.end()
+    if whole := _OPEN_JSON.match(text, place):
+        found = read_object(text, whole.end())
+        arguments, place = found or ({}, place)
     while argument := _OPEN_ARGUMENT.match(text, skip_blanks(text, place)):
         value = argument["value"]
         _put(arguments, argument["key"], value if argument["type"] == "string" else value_or_text(value), mark["name"])
@@ -409,10 +429,10 @@ def _header(text: str, place: int, close: Closing) -> Read:
     mark = _HEADER.match(text, place)
     if mark is None:
         return None
-    value, end = read_value(text, mark.end())
-    if not isinstance(value, dict):
+    found = read_object(text, mark.end())
+    if found is None:
         raise Unreadable(f"the arguments of {mark['name']!r} must be a JSON object")
-    return [ToolCall(mark["name"], value)], end
+    return [ToolCall(mark["name"], found[0])], found[1]
 
 
 def _braces(text: str, place: int, close: Closing) -> Read:
@@ -420,6 +440,9 @@ def _braces(text: str, place: int, close: Closing) -> Read:
     mark = _BRACES.match(text, place)
     if mark is None:
         return None
+    if text.startswith("{{", mark.end()):  # the template puts arguments that are JSON between braces of its own
+        value, end = read_value(text, mark.end() + 1)
+        return [ToolCall(mark["name"], value)], end + text.startswith("}", end)
     pieces, end, depth = [], mark.end(), 0
     token = re.compile(
         r'<\|"\|>(?P<quoted>.*?)<\|"\|>|<escape>(?P<escaped>.*?)<escape>|(?P<string>"(?:[^"\\]|\\.)*")|(?P<sign>[{}\[\],:])'
@@ -453,15 +476,14 @@ def _braces(text: str, place: int, close: Closing) -> Read:
 def _python(text: str, place: int, close: Closing) -> Read:
     if not PYTHONIC.match(text, place):
         return None
-    end = balanced(text, place)
-    if end is None:
-        raise Unreadable("the tool call does not end")
-    calls = python_calls(text[place:end])
-    if calls is None:
+    if (found := python_calls(text, place)) is None:
+        end = balanced(text, place)
+        if end is None:
+            raise Unreadable("the tool call does not end")
         raise Unreadable(
             f"the tool call is not JSON, and no call of Python with named arguments ({brief_line(text[place:end])})"
         )
-    return calls, end
+    return found
 
 
 READERS: tuple[Callable[[str, int, Closing], Read], ...] = (
@@ -487,11 +509,12 @@ def _to(name: str, text: str, place: int, ends: re.Pattern[str] | None = None) -
     name = name.removeprefix("functions.")
     start = skip_blanks(text, place)
     end = ended.end() if ended and ended[0] == "<|call|>" else ended.start() if ended else len(text)
-    if text.startswith("{", start):
-        try:
-            value, after = read_value(text, start)
-        except Unreadable as error:
-            return Found((BadCall(f"{BAD}{error}."),), end)
+    try:
+        found = read_object(text, start)
+    except Unreadable as error:
+        return Found((BadCall(f"{BAD}{error}."),), end)
+    if found is not None:
+        value, after = found
         following = _HARMONY_END.match(text, skip_blanks(text, after))
         after = following.end() if following and following[0] == "<|call|>" else after
         return Found((ToolCall(name, value),), after)

@@ -53,6 +53,20 @@ def read_value(text: str, place: int) -> tuple[Any, int]:
     raise Unreadable(f"the tool call is not JSON ({str(first).splitlines()[0]})")
 
 
+def read_object(text: str, place: int) -> tuple[Any, int] | None:
+    """The object at `place`, or within a JSON text there, and its end; None for anything else. Raises Unreadable."""
+    if text.startswith("{", place):
+        return read_value(text, place)
+    if not text.startswith('"{', place):
+        return None
+    try:
+        inner, end = DECODER.raw_decode(text, place)
+    except ValueError:
+        return None
+    value, after = read_value(inner, 0)
+    return None if inner[after:].strip() else (value, end)
+
+
 def value_or_text(text: str) -> Any:
     try:
         return json.loads(text)

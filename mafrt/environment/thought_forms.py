@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mafrt.core.text import filled
+
 
 @dataclass(frozen=True)
 class ThoughtForm:
@@ -108,11 +110,3 @@ def template_thoughts(tokenizer: Any) -> TemplateThoughts:
     begun = prompt.find(form.opening) if form is not None and form.message else 0
     closed = form is not None and begun >= 0 and form.closing in prompt[begun:]
     return TemplateThoughts(form, form is not None and prompt.endswith(form.opening), closed, told in history)
-
-
-def filled(tokenizer: Any, chat: list[dict[str, str]], **options: Any) -> str:
-    """The text that the chat template makes of a chat; empty where it makes none."""
-    try:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
-    except Exception:  # a template is a program of the base's, and may raise whatever it likes
-        return ""

@@ -27,6 +27,7 @@ from mafrt.environment.bare_calls import (
     ToolCall,
     bare_json,
     bare_list,
+    is_program,
     with_types,
     without_id,
     without_marks,
@@ -53,7 +54,7 @@ _CODE_ARGUMENTS = ("code", "source", "program", "input")
 _OPENS = "|".join(re.escape(form.opening) for form in FORMS if form not in (APRIEL, HARMONY))
 _CLOSES = "|".join(re.escape(form.closing) for form in FORMS if not form.message)
 _ANY_CLOSING = re.compile("|".join((_CLOSES, *(re.escape(form.closing) for form in MESSAGES))))
-_MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\|")
+_MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\||>>>")
 _THOUGHT_ENDS = re.compile(rf"\A(?:{_OPENS})|(?:{_CLOSES})\Z")
 _FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
 _INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
@@ -73,20 +74,22 @@ _HARMONY = re.compile(
 )
 _HEADER = re.compile(
     r"<\|(?:open|close)\|>(?:response|message)\b[^<\n]*<\|sep\|>|<\|(?:START|END)_(?:RESPONSE|TEXT)\|>"
-    r"|\[END FINAL RESPONSE\]|<\|begin\|>assistant|<\|(?:content|end|calls|eom|eot)\|>"
+    r"|\[END FINAL RESPONSE\]|<\|begin\|>assistant|<\|(?:content|end|calls|eom|eot)\|>|>>>all\n"
     r"|(?:<\|start\|>assistant\s?)?(?<!\w)to=[\w.\-]+<\|message\|>"
 )
-"""Marks of the parts of a message, of Kimi K3, Cohere, Apriel, Solar Open and Muse Glimmer."""
+"""Marks of the parts of a message, of Kimi K3, Cohere, Apriel, Solar Open, Muse Glimmer and functionary."""
 _BARE_ANALYSIS = re.compile(
     r"(?:assistant)?analysis(?!\s?to=).*?assistant(?:final|(?=commentary|analysis|\s?to=))"
-    r"|think(?=\S).*?think(?:response(?=\S)|(?=(?:tools)?call\s+tool=))",
+    r"|think(?=\S).*?think(?:response(?=\S)|(?=(?:tools)?call\s+tool=))"
+    r"|all\n(?=.*?>>>[\w.\-/]+\n)",
     re.DOTALL,
 )
-"""Thoughts of gpt-oss and Kimi K3 at the beginning of a text whose special tokens were dropped."""
+"""Thoughts of gpt-oss and Kimi K3 at the beginning of a text whose special tokens were dropped, and the word behind
+which functionary's words stand, where its prompt has the mark before it."""
 _LINE = 500
 """Characters of a line before a mark that are looked at."""
-_MOST_TRIES = 1000
-"""Marks of a text behind which a call is looked for in vain; more are no accident."""
+_MOST_TRIES, _BAD_TRIES = 1000, 10
+"""Marks of a text behind which a call is looked for in vain; more are no accident. One that is begun counts as many."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def find_calls(text: str, fences: bool = True, tools: Schemas = {}) -> list[Call
 
 def split_calls(text: str, fences: bool = True, tools: Schemas = {}) -> tuple[str, list[Call]]:  # noqa: B006 (read only)
     """The words of a text before its first call, without thoughts, and its calls."""
+    if tools and _lacks_mark(text, tools):
+        text = f">>>{text}"
     parts = [part for part in _parts(text, False, fences) if not part.thought]
     calls = [call for part in parts for call in part.calls]
     first = next((place for place, part in enumerate(parts) if part.calls or part.open), len(parts))
@@ -153,6 +158,14 @@ def split_calls(text: str, fences: bool = True, tools: Schemas = {}) -> tuple[st
     if not calls and tools and (lost := without_marks(words, tools)):
         return words[: lost[0]].strip(), lost[1]
     return words, [without_id(call, tools) for call in calls]
+
+
+def _lacks_mark(text: str, tools: Schemas) -> bool:
+    """Whether a text begins with a call whose mark `>>>` stands in the prompt, as in functionary's."""
+    name, _, rest = text.partition("\n")
+    if name not in tools:
+        return False
+    return rest.lstrip().startswith("{") or (name == PYTHON and is_program(re.split(r">>>[\w.\-/]+\n", rest)[0]))
 
 
 def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
@@ -191,7 +204,7 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
                 part = _form(text, start, place)
             elif found := bare_json(text, start):
                 part = _Part(start, found[1], calls=found[0])
-            tries += part is None
+            tries += 1 if part is None else _BAD_TRIES * any(isinstance(call, BadCall) for call in part.calls)
         if part is None:
             continue
         if part.start > done:

@@ -97,7 +97,7 @@ def _fill_in(tokenizer: Any) -> str:
     chats = (words, [{"role": "system", "content": "d"}, *words], [*words, {"role": "tool", "content": "e"}])
     refused = 0
     for chat in chats:
-        for tools, asked in product((None, [tool]), (True, False)):
+        for tools, asked in product((None, [], [tool]), (True, False)):
             try:
                 tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=asked, tokenize=False)
             except MemoryError:

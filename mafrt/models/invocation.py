@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import fill_template
 
 PLAIN = "assistant:"
 """Begins a turn where the tokenizer has no chat template."""
@@ -25,10 +26,7 @@ def invocation_of(tokenizer: Any, base_name: str) -> tuple[int, ...]:
         chat = [{"role": "user", "content": "?"}]
         # The difference of two renderings is the generation prompt, whatever the template is; parsing templates would
         # know only some of them.
-        before, whole = (
-            str(tokenizer.apply_chat_template(chat, add_generation_prompt=asked, tokenize=False))
-            for asked in (False, True)
-        )
+        before, whole = (fill_template(tokenizer, chat, add_generation_prompt=asked) for asked in (False, True))
         begin = whole[len(before) :] if whole.startswith(before) else ""
         ids = list(tokenizer.encode(whole, add_special_tokens=False))
         own = list(tokenizer.encode(begin, add_special_tokens=False))

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.text import REPLACEMENT, whole_characters
+from mafrt.core.text import REPLACEMENT, filled, whole_characters
 
 ANCHORS = ("a", "\n", ".")
 """Texts behind which the rest of a text is encoded, since some tokenizers put a space before a text."""
@@ -162,11 +162,9 @@ def controls_of(tokenizer: Any) -> ControlTokens:
         if word.replace("\u2581", " ").strip() and (word in special or not word.isalnum())
     }
     # GPT-2 names its end token as that too, though its pieces know every character.
-    others = {tokenizer.eos_token_id, tokenizer.bos_token_id}
-    unknown = None if tokenizer.unk_token_id in others else tokenizer.unk_token_id
+    unknown = None if (unk := tokenizer.unk_token_id) in (tokenizer.eos_token_id, tokenizer.bos_token_id) else unk
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    normalizer = getattr(backend, "normalizer", None)
-    normalize = None if normalizer is None else normalizer.normalize_str
+    normalize = getattr(getattr(backend, "normalizer", None), "normalize_str", None)
     controls = ControlTokens(ids, unknown, normalize, backend is not None)
     _KNOWN[tokenizer] = (state, replace(controls, turns=_found_marks(tokenizer, controls)))
     return _KNOWN[tokenizer][1]
@@ -198,16 +196,10 @@ def _found_marks(tokenizer: Any, controls: ControlTokens) -> TurnMarks | None:
 def _openings(tokenizer: Any) -> list[str]:
     """What the chat template writes before the words of a system, a user, an assistant, and a user again."""
 
-    def filled(chat: list[dict[str, str]]) -> str:
-        try:
-            return str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template may raise whatever it likes
-            return ""
-
     for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
         said = ("AAqAA", "BBqBB", "CCqCC", "DDqDD")[: len(roles)]
         chat = [{"role": role, "content": words} for role, words in zip(roles, said, strict=True)]
-        places = [(text := filled(chat)).find(words) for words in said]
+        places = [(text := filled(tokenizer, chat)).find(words) for words in said]
         if -1 in places or places != sorted(places):
             continue
         # Without a system's message the first opening may hold a text of the template's own.
@@ -215,7 +207,7 @@ def _openings(tokenizer: Any) -> list[str]:
         for size, (words, place, end) in enumerate(zip(said, places, places[1:], strict=False), 1):
             between = text[place + len(words) : end]
             # Less what ends the message before, unless that is all there is.
-            rest = between.removeprefix(filled(chat[:size]).rpartition(words)[2])
+            rest = between.removeprefix(filled(tokenizer, chat[:size]).rpartition(words)[2])
             openings.append(rest if rest.strip() else between)
         return openings
     return []

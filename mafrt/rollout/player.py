@@ -33,9 +33,10 @@ from mafrt.core.types import (
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
+from mafrt.environment.thought_forms import template_thoughts
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.kept_thoughts import own_turns
-from mafrt.rollout.prompts import AgentTokenizer, encode_prompt, opens_thought, with_note
+from mafrt.rollout.prompts import AgentTokenizer, encode_prompt, with_note
 from mafrt.rollout.thought_notes import check_thoughts
 
 __all__ = ["Answers", "PlayStats", "Player", "Rollout", "RunningEpisode", "Start", "measures_of"]
@@ -275,7 +276,7 @@ class Player:
         default = AgentTokenizer(self.tokenizer, self.context_window)
         self.voices = {name: self.voices.get(name, default) for name in self.team.names}
         self._opened = {
-            name: self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(voice.tokenizer))
+            name: self.reasoning == "on" or (self.reasoning == "auto" and template_thoughts(voice.tokenizer).opened)
             for name, voice in self.voices.items()
         }
         if self.keep_thoughts:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mafrt.core.errors import EnvError
-from mafrt.core.text import clean_deep, error_line
+from mafrt.core.text import clean_deep, fill_template, filled
 from mafrt.core.transcript import quoted
 from mafrt.core.types import Message, Observation, OwnTurns
 from mafrt.environment.contract import ROLES, tools_problem
-from mafrt.environment.thought_forms import filled, template_thoughts
 from mafrt.environment.tool_calls import OWN_MARKUP
 from mafrt.models.invocation import PLAIN
 from mafrt.models.outside_text import ANCHORS, Placeholders, controls_of, encode_outside
@@ -112,11 +111,6 @@ def _hidden_deep(value: Any, stand_ins: Placeholders) -> Any:
     return value
 
 
-def opens_thought(tokenizer: Any) -> bool:
-    """Whether the chat template ends the prompt inside a thought, so that every answer begins there."""
-    return template_thoughts(tokenizer).opened
-
-
 def _without_system_message(
     write: Callable[[Any, list[Message]], str],
     tokenizer: Any,
@@ -142,21 +136,35 @@ def _without_system_message(
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
     """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such.
 
-    Schemas of tools go to the template, and into the first message if it has no place for them.
+    Schemas of tools go to the template, and into the first message if it has no place for them, or for these.
     """
     if messages and messages[0]["role"] == TOOLS:
         schemas, messages = json.loads(messages[0]["content"]), messages[1:]
+        if not schemas:
+            return _with_outputs(tokenizer, messages)
         if TOOLS in str(getattr(tokenizer, "chat_template", "")):
-            tokenizer = _WithTools(tokenizer, schemas)
-        else:
-            lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{TOOLS_HEAD}\n{lines}\n{TOOLS_TAIL}"}
-            messages = [first, *messages[1:]]
+            text, bare = (_or_nothing(tokenizer, messages, tools) for tools in (schemas, None))
+            if text not in ("", bare):
+                return text
+        lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{TOOLS_HEAD}\n{lines}\n{TOOLS_TAIL}"}
+        messages = [first, *messages[1:]]
+    return _with_outputs(tokenizer, messages)
+
+
+def _or_nothing(tokenizer: Any, messages: list[Message], tools: list[Any] | None) -> str:
+    try:
+        return _with_outputs(tokenizer, messages, tools)
+    except EnvError:  # of schemas that are not as the template expects them, among others
+        return ""
+
+
+def _with_outputs(tokenizer: Any, messages: list[Message], tools: list[Any] | None = None) -> str:
     outputs = [message["content"].strip() for message in messages if message["role"] == "tool"]
     if not outputs:
-        return _template(tokenizer, messages)
+        return _template(tokenizer, messages, tools)
     try:
-        text = _template(tokenizer, messages)
+        text = _template(tokenizer, messages, tools)
         # Some templates write tool messages as JSON, with its escapes.
         if all(output in text or json.dumps(output)[1:-1] in text for output in outputs):
             return text
@@ -171,29 +179,11 @@ def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
         if plain and plain[-1]["role"] == message["role"] == "user":
             message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
         plain.append(message)
-    return _template(tokenizer, plain)
+    return _template(tokenizer, plain, tools)
 
 
-@dataclass(frozen=True)
-class _WithTools:
-    """A tokenizer whose template is filled in with tools."""
-
-    tokenizer: Any
-    schemas: list[Any]
-
-    def apply_chat_template(self, messages: list[Message], **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, tools=self.schemas, **options)
-
-
-def _roles(messages: list[Message]) -> str:
-    return ", ".join(message["role"] for message in messages)
-
-
-def _template(tokenizer: Any, messages: list[Message]) -> str:
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program of the base's
-        raise EnvError(f"The chat template refuses the messages {_roles(messages)}: {error_line(error)}") from error
+def _template(tokenizer: Any, messages: list[Message], tools: list[Any] | None = None) -> str:
+    return fill_template(tokenizer, messages, add_generation_prompt=True, **({"tools": tools} if tools else {}))
 
 
 def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: OwnTurns) -> list[int]:

@@ -16,7 +16,8 @@ from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Message, Observation
 from mafrt.environment.base import Env
-from mafrt.rollout.prompts import encode_prompt, messages_of, opens_thought
+from mafrt.environment.thought_forms import template_thoughts
+from mafrt.rollout.prompts import encode_prompt, messages_of
 from mafrt.runners.offline.dataset import Record, closed, turn_of
 from mafrt.runners.offline.replay import Episodes, observations_of
 
@@ -43,7 +44,7 @@ def next_states(
     records: dict[tuple[Any, ...], Record] = {}
     for where, episode in episodes:
         try:
-            seen = observations_of(episode, env, seed, opens_thought(tokenizer))
+            seen = observations_of(episode, env, seed, template_thoughts(tokenizer).opened)
         except EnvError:
             seen = None
         if seen is None:

@@ -21,8 +21,9 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.text import brief, keys_of
 from mafrt.core.types import Evidence, Observation, Scored, Turn
 from mafrt.environment.base import Env
+from mafrt.environment.thought_forms import template_thoughts
 from mafrt.environment.tool_calls import visible
-from mafrt.rollout.prompts import encode_prompt, opens_thought
+from mafrt.rollout.prompts import encode_prompt
 from mafrt.rollout.task_stream import task_at
 from mafrt.runners.offline.dataset import agent_of, check_number, closed, lines, text_of, turn_of
 
@@ -170,7 +171,7 @@ def _replayed(
     """Prompt and action of every turn, or None if the replay does not reproduce the record."""
     assert env is not None
     try:
-        seen = observations_of(episode, env, seed, opens_thought(tokenizer))
+        seen = observations_of(episode, env, seed, template_thoughts(tokenizer).opened)
     except EnvError:
         return None  # the caller counts it
     tokens = []

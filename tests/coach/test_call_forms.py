@@ -432,6 +432,105 @@ def test_templates_write_values_that_their_notation_does_not_have():
     assert isinstance(call, ToolCall) and call.arguments == {"a": {"b": None}, "None": "None"}
 
 
+V2 = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
+TOLD = ("", "Let me compute.\nNow: ")
+
+
+def listed(calls, text):
+    """As LFM2's templates write calls; `text`: how a text stands between single quotes."""
+
+    def value(one):
+        return f"'{text(one)}'" if isinstance(one, str) else json.dumps(one) if isinstance(one, dict) else str(one)
+
+    each = (f"{name}({', '.join(f'{key}={value(one)}' for key, one in given.items())})" for name, given in calls)
+    return f"<|tool_call_start|>[{', '.join(each)}]<|tool_call_end|>"
+
+
+WRITTEN = {
+    "lfm2.5": lambda calls, told: told + listed(calls, str),
+    "lfm2": lambda calls, told: told + listed(calls, lambda text: "".join(V2.get(char, char) for char in text)),
+    "functionary 3.2": lambda calls, told: ("all\n" + told if told else "")
+    + "".join(f">>>{name}\n{json.dumps(given)}" for name, given in calls)[0 if told else 3 :],
+    "functionary 3.1": lambda calls, told: told + "".join(f"<function={name}>{json.dumps(given)}</function>" for name, given in calls),
+    "kimi k2": lambda calls, told: told + "<|tool_calls_section_begin|>" + "".join(
+        f"<|tool_call_begin|>functions.{name}:{n}<|tool_call_argument_begin|>{json.dumps(given, ensure_ascii=False)}<|tool_call_end|>"
+        for n, (name, given) in enumerate(calls)) + "<|tool_calls_section_end|>",
+}  # fmt: skip
+# Where a client gives the arguments as the text that the API has, some templates write that text as JSON once more.
+TWICE = {
+    "functionary 3.1": lambda text: f"<function=run>{text}</function>",
+    "kimi k2": lambda text: f"<|tool_call_begin|>functions.run:0<|tool_call_argument_begin|>{text}<|tool_call_end|>",
+    "kimi k2 without special tokens": lambda text: f"functions.run:0{text}",
+    "deepseek r1": lambda text: f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>run\n```json\n{text}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek v3.1": lambda text: f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>run<｜tool▁sep｜>{text}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gpt-oss": lambda text: f"<|channel|>commentary to=functions.run <|constrain|>json<|message|>{text}<|call|>",
+    "apertus": lambda text: f'<|tools_prefix|>[{{"run": {text}}}]<|tools_suffix|>',
+    "gemma 4": lambda text: f"<|tool_call>call:run{{{json.loads(text)}}}<tool_call|>",
+    "kimi k3": lambda text: f'<|open|>call tool="run"<|sep|><|open|>json type="object"<|sep|>{json.loads(text)}<|close|>json<|sep|><|close|>call<|sep|>',
+    "solar": lambda text: f"<|tool_calls|><|tool_call:begin|>functions.run:0<|tool_call:name|>run<|tool_call:args|>{json.loads(text)}<|tool_call:end|><|calls|>",
+}  # fmt: skip
+GIVEN = [
+    {"s": "3 + 4"}, {}, {"s": "", "t": " "}, {"n": 12345678901234567890, "x": -0.0015, "b": True}, {"b": False, "n": 0},
+    {"o": {"a": [1, {"b": "c"}], "d": {"e": None}}, "l": [1, "two", [3], {"k": False}]}, {"z": None, "s": "x"},
+    {"s": "Grüße, 東京 🚀 — “quoted” é"}, {"s": "def f(x):\n    return x\n\nprint(f(1))\n\ttab"}, {"s": "12", "t": "null"},
+    {"s": 'a <tool_call>{"name": "x"}</tool_call> </parameter> <think>no</think> </function>'}, {"s": "a, b: c = d; e(f) {g} [h]"},
+    {"s": "he said 'no' and \"yes\""}, {"s": "it's", "t": "don't, it's=1"}, {"s": "C:\\dir\\file.txt"}, {"s": "\\frac{1}{2} + \\sqrt{x}"},
+    {"s": "re.findall('\\d+', s)"}, {"s": "print('a', end='')"}, {"s": "'quoted'"}, {"s": "ends with '"}, {"s": "' begins"},
+    {"s": "smile :) and ("}, {"l": ["it's", 'a "b"', "new\nline"]}, {"o": {"k'": 'v"', "n": "a\nb"}}, {"s": "a=1, b=2"},
+    {"s": ">>>all\nhello"}, {"s": "\\"}, {"l": [], "o": {}}, {"s": "f('a', b='c')", "n": 1}, {"s": "line\r\nline"},
+]  # fmt: skip
+
+
+@pytest.mark.cases(120)
+@pytest.mark.parametrize("name", ["run", "web.get-it"])
+@pytest.mark.parametrize("form", WRITTEN)
+def test_values_of_all_kinds_come_back(form, name):
+    schema = {"type": "object", "properties": {**PROPERTIES, "z": {"type": ["string", "null"]}}}
+    for number, one in enumerate(GIVEN):
+        for many, told in ((1, TOLD[0]), (2, TOLD[1]), (3, TOLD[0])):
+            wanted = [(name, one), *((name, GIVEN[(number * 7 + n * 5) % len(GIVEN)]) for n in range(1, many))]
+            text = WRITTEN[form](wanted, told)
+            words, calls = split_calls(text, tools={name: schema})
+            assert [(call.name, with_types(call, schema)) for call in calls] == wanted, text
+            assert words == told.strip(), text
+
+
+@pytest.mark.parametrize("form", TWICE)
+def test_arguments_that_are_a_text_of_json_are_read(form):
+    for one in GIVEN:
+        text = TWICE[form](json.dumps(json.dumps(one)))
+        assert find_calls(text, tools={"run": {}}) == [ToolCall("run", one)], text
+    assert isinstance(find_call(TWICE[form](json.dumps("{x")), {"run": {}}), BadCall)
+
+
+PROGRAMS = ["print(1)", "print(1); print(2)", "import math\nprint(math.pi)", "x = {'a': 1}\nprint(x)", "f(x=1); g(2)"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_behind_a_mark_of_llama_or_functionary_is_one(program):
+    tools = {"python": {"properties": {"code": {"type": "string"}}}}
+    for text in (f"<|python_tag|>{program}", f"<|python_tag|>{program}<|eom_id|>", f"<|python_tag|>{json.dumps({'code': program})}",
+                 f">>>python\n{program}", f"python\n{program}", f"all\nSo.>>>python\n{program}", f"python\n{program}>>>all\nSo."):  # fmt: skip
+        assert find_calls(text, tools=tools) == [ToolCall("python", {"code": program})], text
+    assert find_calls("python\nis the language that I know best", tools=tools) == []
+    assert find_calls("calculator\nis a word", tools=TOOLS) == find_calls("all\nthe birds") == []
+    assert visible("all\nthe birds") == "all\nthe birds" and visible(">>>all\nIt is 7.") == "It is 7."
+
+
+def test_null_and_what_is_empty_have_the_types_of_the_schema():
+    schema = {
+        "properties": {
+            "z": {"type": ["string", "null"]},
+            "l": {"type": "array"},
+            "o": {"anyOf": [{"type": "object"}]},
+            "s": {"type": "string"},
+        }
+    }
+    given = {"z": "None", "l": "", "o": "", "s": ""}
+    assert with_types(ToolCall("f", given, texts=True), schema) == {"z": None, "l": [], "o": {}, "s": ""}
+    assert with_types(ToolCall("f", {"z": "nil", "s": "null"}, texts=True), schema) == {"z": "nil", "s": "null"}
+
+
 PROPERTIES = {"s": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
               "b": {"type": "boolean"}, "o": {"type": "object"}, "l": {"type": "array"}}  # fmt: skip
 RENDERED = [
@@ -547,7 +646,7 @@ def test_values_in_tags_get_the_types_of_the_schema():
     assert with_types(ToolCall("f", given), schema) == given  # JSON has types of its own
 
 
-@pytest.mark.parametrize("piece", ["<a ", "<calculator ", '{"name": "calculator", ', "Action: ", "<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`",
+@pytest.mark.parametrize("piece", ["<a ", "<calculator ", '{"name": "calculator", ', "Action: ", "<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`", "<|tool_call_start|>[f(a='", "f(a='b", "[f(a='b')", ">>>a\n{",
                                    '<invoke name="a">', "<|channel|>", '{"name":"a","arguments":{', "functools[", "<think>", "a <think> b", "analysis", "functions.a:0{", "to=functions.a {",
                                    '<|open|>call tool="a"<|sep|>', '<|open|>argument key="a"<|sep|>', "<|open|>think<|sep|>"])  # fmt: skip
 def test_no_text_takes_long(piece):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from itertools import pairwise
@@ -16,6 +17,7 @@ from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
+from mafrt.environment.thought_forms import template_thoughts
 from mafrt.environment.tool_calls import (
     BadCall,
     ToolCall,
@@ -28,8 +30,10 @@ from mafrt.environment.tool_calls import (
     tool_message,
     visible,
 )
+from mafrt.models.invocation import invocation_of
+from mafrt.models.outside_text import controls_of
 from mafrt.rollout.player import Player, Start
-from mafrt.rollout.prompts import encode_prompt, opens_thought
+from mafrt.rollout.prompts import encode_prompt
 
 FENCE = "```"
 
@@ -194,13 +198,64 @@ def test_a_template_without_system_messages_gets_the_role_prompt_before_the_user
     assert tokenizer.decode(encode_prompt(tokenizer, "Add.", chat)).startswith("[user]Add.\n\nq[assistant]a[")
 
 
+EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+EACH += "{% if add_generation_prompt %}[assistant]{% endif %}"
+NAMES = "{% for t in tools %}<{{ t.function.name }}>{% endfor %}"
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": ["string", "null"]}}}}
+
+
+@pytest.mark.parametrize("head", [
+    NAMES, "{{ functions + datetime }}", "{{ tools | length }}", "{{ tools | map('upper') | join }}",
+    "{% if tools is none %}{{ raise_exception('I am for tools') }}{% endif %}"])  # fmt: skip
+def test_a_template_that_cannot_do_without_tools_gets_none(head):
+    """Hermes' goes through them, and firefunction's wants them under a name of its own."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = head + EACH.replace("[assistant]", "[assistant]<think>")
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7")]
+    assert tokenizer.decode(encode_prompt(tokenizer, "Add.", chat)).endswith(
+        "[system]Add.[user]q[assistant]a[tool]7[assistant]<think>"
+    )
+    assert template_thoughts(tokenizer).opened and invocation_of(tokenizer, "base")
+    assert controls_of(tokenizer).turns.openings.keys() >= {"[user]", "[assistant]"}
+
+
+@pytest.mark.parametrize("head, shown", [
+    (NAMES, True), ("{% if tools %}" + NAMES + "{% endif %}", True),
+    ("{% for t in tools %}{{ t.function.parameters.properties.place.items | tojson }}{% endfor %}", False),
+    ("{% if tools and messages | length > 9 %}" + NAMES + "{% endif %}", False),
+    ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{% for t in tools %}{{ f(t) }}{% endfor %}", False),
+])  # fmt: skip
+def test_tools_that_a_template_cannot_show_stand_in_the_first_message(head, shown):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = head + EACH
+    schemas = [{"type": "function", "function": WEATHER}]
+    chat = [{"role": "tools", "content": json.dumps(schemas)}, {"role": "user", "content": "How is the weather?"}]
+    said = tokenizer.decode(encode_prompt(tokenizer, "Help.", chat))
+    if shown:
+        assert said == "<weather>[system]Help.[user]How is the weather?[assistant]"
+    else:
+        assert said.startswith("[system]Help.\n\nYou may call these tools") and said.count('"name": "weather"') == 1
+    none = [{"role": "tools", "content": "[]"}, chat[1]]
+    assert (
+        tokenizer.decode(encode_prompt(tokenizer, "Help.", none)) == "[system]Help.[user]How is the weather?[assistant]"
+    )
+
+
+def test_a_template_that_refuses_everything_says_so():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('nothing goes') }}"
+    for chat in ("q", [{"role": "tools", "content": json.dumps([WEATHER])}, {"role": "user", "content": "q"}]):
+        with pytest.raises(EnvError, match=r"The chat template refuses the messages .*: nothing goes"):
+            encode_prompt(tokenizer, "", chat)
+
+
 def test_thoughts_that_the_template_opens():
     tokenizer = tiny_tokenizer()
-    assert not opens_thought(tokenizer)
+    assert not template_thoughts(tokenizer).opened
     tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n{%", "assistant\n<think>\n{%")
-    assert opens_thought(tokenizer)
+    assert template_thoughts(tokenizer).opened
     tokenizer.chat_template = None
-    assert not opens_thought(tokenizer)
+    assert not template_thoughts(tokenizer).opened
 
 
 # -------------------------------------------------------------------------------------------------------- the player

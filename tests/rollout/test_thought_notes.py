@@ -9,7 +9,6 @@ from helpers_models import tiny_tokenizer
 from toy import make
 
 from mafrt.environment.thought_forms import BY_OPENING, template_thoughts
-from mafrt.rollout.prompts import opens_thought
 from mafrt.rollout.thought_notes import note_thoughts
 
 ASKS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
@@ -59,7 +58,7 @@ def test_a_template_tells_how_thoughts_are_written(name):
     found = template_thoughts(tokenizer := speaking(name))
     assert found.form is (BY_OPENING[opening] if opening else None)
     assert [what for what in ("opened", "closed", "shown") if getattr(found, what)] == ([kind] if kind else [])
-    assert opens_thought(tokenizer) == (kind == "opened")
+    assert template_thoughts(tokenizer).opened == (kind == "opened")
 
 
 @pytest.mark.parametrize(("name", "reasoning", "budget", "said"), [
