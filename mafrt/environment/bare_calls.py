@@ -236,6 +236,10 @@ _ALONE = (
 """Marks that stand within a call or after it, at the end of a line or before more of it."""
 
 
+_SOLE = r"(?:{names})\(\s*(?:[A-Za-z_]\w*\s*=[^=]|\)[ \t]*\]?[ \t]*$)"
+"""The beginning of a call in Python's notation that has names for its arguments, or none and nothing behind it."""
+
+
 def without_id(call: Call, tools: Schemas) -> Call:
     """A call whose id has become a part of its name, where the mark between was dropped in decoding."""
     if isinstance(call, BadCall) or call.name in tools:
@@ -267,22 +271,29 @@ def without_marks(text: str, tools: Schemas) -> tuple[int, list[Call]] | None:
             continue
         if _meant(value):  # a call under a key of another program
             return mark.start(), calls_of(value, tagged=True)
-    if re.match(rf"\[?\s*(?:{named})\(", text) and (listed := bare_list(text, code=True)):
-        return 0, listed
+    if re.match(rf"\[?\s*(?:{named})\(", text):
+        found = python_calls(text, 0)
+        if (found is None or not text[found[1] :].strip()) and (listed := bare_list(text, code=True)):
+            return 0, listed
+    begin = end = 0
+    calls: list[Call] = []
+    for mark in islice(re.finditer(rf"(?:^[ \t]*\[?|\[)(?={_SOLE.format(names=named)})", text, re.MULTILINE), 99):
+        found = python_calls(text, mark.end() - mark[0].endswith("[")) if mark.start() >= end else None
+        if found is not None and not any(isinstance(call, BadCall) for call in found[0]):
+            begin, end, calls = begin if calls else mark.start(), found[1], [*calls, *found[0]]
+    if calls:
+        return begin, calls
     keys = {name: "|".join(map(re.escape, _properties(schema))) for name, schema in tools.items()}
     begun = "|".join(rf"{re.escape(name)}(?:\s*[\[{{<]|\n?(?:{keys[name]}))" for name in tools if keys[name])
     begun = "|".join(filter(None, (begun, rf"(?:{named})(?:[\[{{<]|\n```(?:json)?\n\{{)", _ALONE)))
     tag = rf"[\w:.-]+\s[^<>\n]*=[\"']?(?:{named})[\"']?(?:\s[^<>\n]*)?"
     begun += rf"|<(?:(?:{named})(?:\s[^<>\n]*)?|{tag}|\w*name>\s*(?:{named})\s*</\w*name)/?>"
     begun += rf"|\W{{0,5}}(?i:action|tool|function)\W{{1,6}}(?:{named})(?:\W*$|[\[({{<])"
-    ticks = place = 0
     for mark in re.finditer(rf"^(?:call:|function|assistant\n?)?(?:{begun})|{_ALONE}", text, re.MULTILINE):
-        ticks, place = ticks + text.count("`", place, mark.start()), mark.start()
-        if ticks % 2 == 0:  # what stands in ticks is quoted
-            line = text.rfind("\n", 0, mark.start()) + 1
-            found = brief_line(text[line : line + 80])
-            why = f"a tool call in a form of its own, or without its marks, cannot be read (found {found}); {FORM}."
-            return line, [BadCall(f"{BAD}{why}")]
+        line = text.rfind("\n", 0, mark.start()) + 1
+        shown = brief_line(text[line : line + 80])
+        why = f"a tool call in a form of its own, or without its marks, cannot be read (found {shown}); {FORM}."
+        return line, [BadCall(f"{BAD}{why}")]
     return None
 
 

@@ -57,16 +57,21 @@ _ANY_CLOSING = re.compile("|".join((_CLOSES, *(re.escape(form.closing) for form 
 _MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\||>>>")
 _THOUGHT_ENDS = re.compile(rf"\A(?:{_OPENS})|(?:{_CLOSES})\Z")
 _FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
+_SPANS = (("<!--", "-->"), ("<code>", "</code>"), ("<pre>", "</pre>"), (r"\begin{verbatim}", r"\end{verbatim}"))
+"""what begins and ends a quotation, in HTML and LaTeX"""
+_SPAN = "|".join(re.escape(opening) for opening, _ in _SPANS)
+_QUOTE_LINE = re.compile(r"[ \t]*>(?!>>)")
 _INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
 # Each where it may stand; the first alternative that fits wins.
 _MARK = re.compile(
-    rf"{_FENCE}|{_INLINE}|(?P<think>{_OPENS})|(?P<thought>{_CLOSES})|(?P<form>{OPENING})"
+    rf"{_FENCE}|{_INLINE}|(?P<span>{_SPAN})|(?P<think>{_OPENS})|(?P<thought>{_CLOSES})|(?P<form>{OPENING})"
     r"|(?P<json>\{\s*['\"]|\[\s*\{\s*['\"])",
     re.MULTILINE,
 )
 _CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={_CLOSES}))", re.MULTILINE)
 _NO_WORD = re.compile(r"[\s,;]*")
 _QUOTES = "'\"\u201c\u201d\u2018\u2019`"
+_PAIRS = ('""', "''", "\u201c\u201d", "\u2018\u2019")
 _AFTER_WORD = (" ", "\t", "\n", ".", ",", ";", ":", "!", "?", ")", *_QUOTES)
 _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*<\|message\|>"
@@ -102,6 +107,8 @@ class _Part:
     calls: tuple[Call, ...] = ()
     open: str = ""
     """why a block does not end, if it does not"""
+    quoted: bool = False
+    """whether it is spoken of, so that nothing in it is a call"""
 
 
 def visible(text: str, *, opened: bool = False) -> str:
@@ -150,12 +157,17 @@ def split_calls(text: str, fences: bool = True, tools: Schemas = {}) -> tuple[st
     parts = [part for part in _parts(text, False, fences) if not part.thought]
     calls = [call for part in parts for call in part.calls]
     first = next((place for place, part in enumerate(parts) if part.calls or part.open), len(parts))
-    words = "".join(text[part.start : part.end] for part in parts[:first]).strip()
+    words = "".join(text[part.start : part.end] for part in parts[:first])
+    spoken = "".join(
+        re.sub(r"\S", "\u00b7", text[part.start : part.end]) if part.quoted else text[part.start : part.end]
+        for part in parts[:first]
+    ).strip()
+    words = words.strip()
     if problem := next((part.open for part in parts if part.open), ""):
         return words, [BadCall(f"{BAD}{problem}.")]
     if not calls and (listed := bare_list(words)):
         return "", listed
-    if not calls and tools and (lost := without_marks(words, tools)):
+    if not calls and tools and (lost := without_marks(spoken, tools)):
         return words[: lost[0]].strip(), lost[1]
     return words, [without_id(call, tools) for call in calls]
 
@@ -189,7 +201,14 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
             # A text that is one piece of code and nothing else is meant as what it is.
             if not text[:start].strip() and not text[place:].strip():
                 place = start + len(mark["ticks"])
-            continue
+                continue
+            part = _Part(start, place, quoted=True)
+        elif mark["span"]:
+            end = text.find(closing := dict(_SPANS)[mark["span"]], place)
+            # A thought may end in it.
+            if end < 0 or _ANY_CLOSING.search(text, place, end):
+                continue
+            part = _Part(start, end + len(closing), quoted=True)
         elif mark["think"] or mark["thought"]:
             if _is_quoted(text, start, place) or (mark["think"] and _is_mentioned(text, done, start, place)):
                 continue
@@ -200,10 +219,15 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
                 parts, part, done = [], _Part(0, place, thought=True), 0
             thoughts = True
         elif tries < _MOST_TRIES:
-            if mark["form"]:
+            if _QUOTE_LINE.match(text, max(text.rfind("\n", 0, start) + 1, start - _LINE)):
+                end = text.find("\n", start)
+                part = _Part(start, end if end >= 0 else len(text), quoted=True)
+            elif mark["form"]:
                 part = _form(text, start, place)
             elif found := bare_json(text, start):
                 part = _Part(start, found[1], calls=found[0])
+            if part is not None and part.calls and _is_cited(text, part.start, part.end):
+                part = _Part(part.start, part.end, quoted=True)
             tries += 1 if part is None else _BAD_TRIES * any(isinstance(call, BadCall) for call in part.calls)
         if part is None:
             continue
@@ -226,6 +250,12 @@ def _end_of_thought(text: str, place: int, opening: str = "") -> int:
 def _is_quoted(text: str, start: int, end: int) -> bool:
     """Whether a tag stands in quotes by itself: it is spoken of, and not used."""
     return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
+
+
+def _is_cited(text: str, start: int, end: int) -> bool:
+    """Whether a call stands in quotes amid other words."""
+    around = text[max(start - 1, 0) : start] + text[end : end + 1]
+    return around in _PAIRS and bool(text[: start - 1].strip() or text[end + 1 :].strip())
 
 
 def _is_mentioned(text: str, done: int, start: int, end: int) -> bool:
@@ -253,7 +283,8 @@ def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:
     program = fences and language in _LANGUAGES and not calls
     if closing is None and (calls or program):
         return _Part(mark.start(), end, open="a code block is not closed with ```")
-    return _Part(mark.start(), end, calls=(ToolCall(PYTHON, {"code": content}),) if program else calls)
+    quoted = not calls and not program and language not in _CALL_LANGUAGES
+    return _Part(mark.start(), end, calls=(ToolCall(PYTHON, {"code": content}),) if program else calls, quoted=quoted)
 
 
 def _json_calls(text: str, place: int) -> tuple[list[Call], int]:

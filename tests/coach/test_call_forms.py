@@ -503,6 +503,46 @@ def test_arguments_that_are_a_text_of_json_are_read(form):
     assert isinstance(find_call(TWICE[form](json.dumps("{x")), {"run": {}}), BadCall)
 
 
+CITED = {
+    "ticks": "As `{}` shows, it is easy.", "two ticks": "As ``{}`` shows.", "quotes": 'One writes "{}" for that. It is 7.',
+    "curly": "One writes \u201c{}\u201d for that.", "single": "One writes '{}' for that.", "comment": "<!-- {} -->\nIt is 7.",
+    "code": "<code>{}</code> is how. It is 7.", "pre": "<pre>\n{}\n</pre>\nIt is 7.", "latex": "\\begin{verbatim}\n{}\n\\end{verbatim}\nIt is 7.",
+    "other language": "```js\n{}\n```\nIt is 7.", "markdown": "```markdown\n{}\n```\nIt is 7.", "block": "He said:\n> {}\nIt is 7.",
+}  # fmt: skip
+ON_A_LINE = {form: text for form, text in RIGHT.items() if not re.search(r"[\n`]|</?think|<\|think|analysis|response", text)
+             and form not in ("llama4 pythonic", "unclosed", "midline", "kimi3 cut", "granite3", "granite20b")}  # fmt: skip
+
+
+@pytest.mark.cases(60)
+@pytest.mark.parametrize("cited", CITED)
+@pytest.mark.parametrize("form", ON_A_LINE)
+def test_a_call_that_is_quoted_is_not_made(form, cited):
+    quotation = CITED[cited].replace("{}", ON_A_LINE[form])
+    if cited in ("quotes", "curly", "single") and form in ("kimi3", "functiongemma", "nemotron", "harmony3"):
+        return  # the quote does not stand beside the call itself
+    assert not [call for call in find_calls(quotation, tools=TOOLS) if isinstance(call, ToolCall)], quotation
+    both = f"{quotation}\n{RIGHT['hermes']}"
+    assert find_calls(both, tools=TOOLS)[-1:] == [ToolCall("calculator", A)], both
+
+
+@pytest.mark.parametrize("text", [
+    '"<tool_call>CALL</tool_call>"', "<code><tool_call>CALL</tool_call>", "<!-- <tool_call>CALL</tool_call>", "a -> <tool_call>CALL</tool_call>",
+    "<think><code></think><tool_call>CALL</tool_call></code>", "<code>hm</code>\n<tool_call>CALL</tool_call>", "Say \"yes\": <tool_call>CALL</tool_call>",
+])  # fmt: skip
+def test_marks_of_quotations_hide_no_call_that_is_meant(text):
+    assert find_calls(text.replace("CALL", J), tools=TOOLS) == [ToolCall("calculator", A)]
+
+
+@pytest.mark.parametrize("text, number", [
+    ('So.\ncalculator(expression="3 + 4")', 1), ('[calculator(expression="3 + 4")]\nThen I wait.', 1), ('So: [calculator(expression="3 + 4")]', 1),
+    ('Now.\ncalculator(expression="3 + 4")\ncalculator(expression="3 + 4")\nDone.', 2), ('- [calculator(expression="3 + 4"), calculator(expression="3 + 4")]', 2),
+    ('I use calculator(expression="3 + 4") for it.', 0), ("calculator() is what I need", 0), ('> calculator(expression="3 + 4")\nIs it?', 0),
+    ("x [calculator(3 + 4)]", 0), ('calculator(expression="3 + 4") == 7', 1), ("So I need calculator() here.", 0),
+])  # fmt: skip
+def test_calls_in_pythons_notation_amid_words(text, number):
+    assert find_calls(text, tools=TOOLS) == [ToolCall("calculator", A)] * number
+
+
 PROGRAMS = ["print(1)", "print(1); print(2)", "import math\nprint(math.pi)", "x = {'a': 1}\nprint(x)", "f(x=1); g(2)"]
 
 
