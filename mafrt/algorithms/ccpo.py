@@ -6,7 +6,8 @@
 R is the episode's sum of rewards, the outcome counted once. R without i comes from the episode played again with agent
 i silent (`mafrt.rollout.left_out`), one replay for each agent of each episode. All turns of an agent in an episode
 share its A_i. Where a contribution is unknown or not finite, the mean of those known in the group stands for it; where
-none is known, r_i is R.
+none is known, r_i is R. With the KL penalty in the reward R holds those of all turns, so that an episode of which one
+is unknown leaves the loss whole (`drop_incomplete` says why).
 
 Source: 2603.21563 and its code (`_compute_counterfactual_role_rewards`). There the bonus is half the difference of
 rewards of -1 and 1, that is the difference of 0 and 1, and its weight .2 stands beside a return twice as large: .1

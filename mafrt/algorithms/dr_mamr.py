@@ -5,7 +5,8 @@
 R: everything that the episode earned, among the episodes of its problem. C: influence of the turn
 (`mafrt.rollout.influence`), averaged over similar turns of the same agent on the problem, among that agent's turns
 there. Similar: the words agree to the share `influence_similarity`. A turn that no later turn shows has no C, and its
-second term is 0; so has a problem on which the agent's turns all have one C.
+second term is 0; so has a problem on which the agent's turns all have one C. With the KL penalty in the reward R holds
+those of all turns, so that an episode of which one is unknown leaves the loss whole (`drop_incomplete` says why).
 
 Multi-turn GRPO divides the loss of an episode by its number of turns T. Of two episodes with equal rewards, each turn
 of the shorter one then moves the weights more, so turns that end the work early are learnt faster: "lazy" agents. Here

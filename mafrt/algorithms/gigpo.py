@@ -14,7 +14,7 @@ cluster's first member is at least `similarity`.
 
 Deviations: agents never share an anchor. Anchors are sorted before they are clustered, so that the order of the
 episodes changes nothing (verl-agent clusters in arrival order). A trajectory with a turn of unknown reward leaves the
-loss as a whole, because every return that includes that turn is unknown.
+loss as a whole, because the trajectory's total is unknown, and with it A_E of all its turns (`drop_incomplete`).
 """
 
 from __future__ import annotations

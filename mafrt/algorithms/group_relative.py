@@ -249,7 +249,9 @@ class GroupStats:
 def drop_incomplete(trajectories: Trajectories, *, kl: bool = True) -> list[Sequence[Row]]:
     """Drop every trajectory whose total is unknown because one of its turns has an unknown reward; returns the others.
 
-    `kl`: the total holds the KL penalties. Without them, a turn whose own is unknown leaves alone.
+    `kl`: the total holds the KL penalties. Without them, a turn whose own is unknown leaves alone. A total over the
+    known ones would be a substitute for what is not known: it would pay the episode as if that turn had stayed at the
+    reference, and a penalty is not finite where a turn went too far from it.
     """
     complete: list[Sequence[Row]] = []
     for rows in trajectories:
