@@ -135,8 +135,17 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
         if not source or (weight is not None and not (math.isfinite(weight) and weight > 0)):
             raise ConfigError(f"{text!r} holds {part!r}; expected NAME or NAME@WEIGHT with a weight above 0.")
         name = re.sub(r"[^\w.-]+", "_", PurePath(source).stem if "/" in source or "." in source else source)
+        if re.fullmatch(r"[A-Za-z_][\w.-]*:\d*\.?\d+", source.rpartition("/")[2]) and not re.fullmatch(
+            r"\w+://[^/]*", source
+        ):
+            raise ConfigError(f"{text!r} holds {part!r}; expected NAME or NAME@WEIGHT with a weight above 0.")
         if name in sets:
-            raise ConfigError(f"{text!r} holds two sets called {name!r}; give them different names.")
+            told = (
+                "NAME@2 gives one twice the share"
+                if sets[name][0] == source
+                else "a set is called as its file or its environment, so rename a file or leave one out"
+            )
+            raise ConfigError(f"{text!r} holds two sets called {name!r}; {told}.")
         sets[name] = (source, weight)
     return sets
 

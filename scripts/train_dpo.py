@@ -65,7 +65,7 @@ def prepare(settings: Settings) -> OfflineTask:
 
     none = (
         f"no two recorded turns of one agent to one prompt differ in return by more than min_gap ({own.min_gap:g}); "
-        "record more samples of each task (--n_samples), or lower --min_gap"
+        f"record more samples of each task (--n_samples of training){', or lower --min_gap' if own.min_gap > 0 else ''}"
     )
     return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 

@@ -22,6 +22,17 @@ class Synonym(NamedTuple):
 
 _SAME: dict[str, str | tuple[str, ...]] = {
     # Of several, the first that a command has is meant.
+    # names of other commands here
+    "iterations": "epochs",
+    "eval_episodes": "tasks",
+    "tasks": "eval_episodes",
+    "min_score": "min_return",
+    "min_return": "min_score",
+    "run_dir": ("runs", "run", "load_path"),
+    "load_path": ("runs", "run"),
+    "runs": ("episodes_path", "run", "load_path"),
+    "run": ("runs", "load_path"),
+    "episodes_path": "runs",
     # transformers and TRL
     "learning_rate": "lr",
     "max_steps": "iterations",

@@ -190,7 +190,8 @@ def lines(path: Path, *, growing: bool = False) -> Iterator[tuple[str, dict[str,
     try:
         content = read_file(path, most_mib=MOST_MIB)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); give a file of JSON lines") from error
+        runs = ", or a run by --episodes_path" if path.is_dir() else ""
+        raise DataError(f"{path} cannot be read ({error.strerror}); give a file of JSON lines{runs}") from error
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.strip() and not (growing and not raw.endswith(b"\n")):
             yield f"{path}, line {number}", _object(f"{path}, line {number}", raw, first=number == 1)
@@ -286,7 +287,10 @@ def _seen(where: str, record: Mapping[str, Any]) -> Observation:
     if problem := tools_problem(messages):
         raise DataError(f"{where}: 'messages': {problem}")
     if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: 'messages' must end before the agent speaks, but its last one is the assistant's")
+        raise DataError(
+            f"{where}: 'messages' must end before the agent speaks, but its last one is the assistant's; files of "
+            "mafrt collect are for train_sft, and pairs have 'chosen' and 'rejected' (docs/dpo_sft.md)"
+        )
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

@@ -50,7 +50,12 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
     """The episodes of a run directory, each with where it stands. Raises DataError as `read_answers` does."""
     path = Path(run) / EPISODES
     if not path.is_file():
-        raise DataError(f"{run} holds no {EPISODES}; give a run directory that was trained with --log_episodes")
+        told = (
+            "is a file; give a run directory, or records by --records_path"
+            if Path(run).is_file()
+            else (f"holds no {EPISODES}; give a run directory that was trained with --log_episodes")
+        )
+        raise DataError(f"{run} {told}")
     episodes: Episodes = []
     for where, episode in lines(path, growing=True):
         turns, info = episode.get("turns"), episode.get("info")

@@ -49,7 +49,7 @@ train_math --workflow tools --tools files:nope                  | no such folder
 train_math --tool_turns 3                                       | take one that has: mathchat, tools
 train_math --n_samples 3 --n_rollout_threads 4                  | choose a multiple
 train_math --context_window 10 --max_new_tokens 20              | have 10 tokens
-train --env sudoku,sudoku                                       | two sets called 'sudoku'
+train --env sudoku,sudoku                                       | NAME@2 gives one twice the share
 train --env grpc://x                                            | grpc://HOST:PORT/NAME
 train --env http://x/y                                          | grpc://HOST:PORT/NAME
 train --env sudoku --env_kwargs =3                              | expected key=value
@@ -169,6 +169,16 @@ evaluate --workflow single --sandbox bwrap                      | leave --sandbo
 train_search --corpus_path nofields.jsonl                       | no passage found
 train_search --topk 0                                           | in [1, 100]
 train_sft                                                       | --records_path
+train_sft --records_path sft.jsonl --iterations 1               | here it is --epochs
+train_sft --records_path run                                    | or a run by --episodes_path
+train_sft --episodes_path sft.jsonl                             | or records by --records_path
+train_sft --episodes_path run --min_score 0                     | here it is --min_return
+train_dpo --records_path chat.jsonl                             | files of mafrt collect are for train_sft
+evaluate --load_path run --eval_episodes 3                      | here it is --tasks
+evaluate --runs run                                             | here it is --load_path
+collect --load_path run                                         | here it is --runs
+train --env math:0.5,sudoku:0.5                                 | NAME@WEIGHT
+train --env sudoku,grpc://127.0.0.1:1/sudoku                    | rename a file or leave one out
 train_sft --records_path noagent.jsonl                          | There is no agent 'actor'
 train_sft --records_path data.jsonl                             | 'prompt' or 'messages'
 train_sft --records_path bytes.jsonl                            | line 1
@@ -549,6 +559,7 @@ FILES = {
     "numbers.jsonl": "1\n2\n",
     "noagent.jsonl": '{"prompt": "x", "response": "y"}\n{"agent": "actor", "prompt": "x", "response": "z"}\n',
     "sft.jsonl": '{"agent": "a", "prompt": "x", "response": "y"}\n',
+    "chat.jsonl": '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n',
     "same.jsonl": '{"agent": "a", "prompt": "x", "chosen": "y", "rejected": "y"}\n',
     "full/mine.txt": "mine",
     "folder/": "",
