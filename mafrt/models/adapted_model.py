@@ -73,6 +73,8 @@ class AdaptedModel:
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
         self._linear_paths: dict[str, tuple[int, int]] | None = None
+        self._told: set[frozenset[str]] = set()
+        """sets of layers of which it was said what they leave out"""
         """kept from the first adapter on, since no layer comes or goes then"""
 
     @property
@@ -109,12 +111,6 @@ class AdaptedModel:
             raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
         # Scaled by alpha / rank as in the LoRA paper, so that a learning rate need not be found anew for another rank.
         layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
-        if not self.records:
-            # Where layers are named, those that are not are left out on purpose, but no name reaches experts.
-            others = [kind for kind in self.left_out(layers) if ALL_LINEAR in spec.targets or "(experts)" in kind]
-            if others:
-                log.warning("%s: no adapter reaches %s", self.name, ", ".join(others))
-            self._tell_of_experts(layers, spec)
         invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
         self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
 
@@ -146,17 +142,30 @@ class AdaptedModel:
         """The end of a path that a user would write: `q_proj`, `experts.down_proj`."""
         return ".".join(path.rsplit(".", 2)[-2 if path in self.fused else -1 :])
 
-    def _tell_of_experts(self, layers: Collection[str], spec: LoraSpec) -> None:
-        """Say what share of an adapter lies on experts, of which there may be hundreds."""
+    def _tell_of_layers(self, name: str, layers: Collection[str], rank: int) -> None:
+        """Say what an adapter leaves out, and what share of it lies on experts, of which there may be hundreds.
+
+        Once for adapters of the same layers, those that were loaded included.
+        """
+        if frozenset(layers) in self._told:
+            return
+        self._told.add(frozenset(layers))
+        # Where layers are named, those that are not are left out on purpose, but no name reaches experts.
+        every = set(self._named(ALL_LINEAR)) <= set(layers)
+        others = [kind for kind in self.left_out(layers) if every or "(experts)" in kind]
+        if others:
+            who = "no adapter reaches" if every else f"the adapter {name!r} does not reach"
+            log.warning("%s: %s %s", self.name, who, ", ".join(others))
         sizes = {path: sum(self.linear_paths()[path]) for path in layers if path not in self.fused}
         many = {path: (a + b) * count for path, (a, b, count) in self.fused.items() if path in layers}
         if many:
             total = sum(sizes.values()) + sum(many.values())
+            names = " ".join(sorted(set(map(self._short, sizes))))
             log.warning(
-                "%s: %d%% of the %s parameters of an adapter are on experts (%s); to leave these out, name the layers "
-                "in --lora_targets: %s",
-                *(self.name, round(100 * sum(many.values()) / total), f"{spec.rank * total:,}"),
-                *(", ".join(sorted(set(map(self._short, many)))), " ".join(sorted(set(map(self._short, sizes))))),
+                "%s: %d%% of the %s parameters of an adapter are on experts (%s)%s",
+                *(self.name, round(100 * sum(many.values()) / total), f"{rank * total:,}"),
+                ", ".join(sorted(set(map(self._short, many)))),
+                f"; to leave these out, name the layers in --lora_targets: {names}" if names else "",
             )
 
     def _named(self, target: str) -> list[str]:
@@ -235,6 +244,7 @@ class AdaptedModel:
                 f"adapter {name!r}: found the layer {lost}, which PEFT would read under another name; expected one "
                 "that it finds again; leave it out of --lora_targets"
             )
+        self._tell_of_layers(name, layers, rank)
         # Adapters are never removed, so the count is a stable index.
         index = len(self.records)
         # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from helpers_families import tiny
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
@@ -329,6 +330,30 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     assert base.left_out(base.match_targets("a", ("all-linear",))) == []
     assert base.match_targets("a", ("all-linear",)) == base.match_targets("a", ALL) == list(base.linear_paths())
     assert base.match_targets("a", (r"model\.layers\.1\..*_proj",)) == base.match_targets("a", ALL)[7:]
+
+
+def test_every_adapter_says_what_it_leaves_out(caplog):
+    """An agent's own layers, and those of an adapter that was loaded; nothing twice, and no advice without layers."""
+    base = SharedBase(tiny("qwen3_moe"), tiny_tokenizer(), "moe")
+    everything = base.match_targets("a", ("all-linear",))
+    for name, targets in (
+        ("a", ("q_proj",)), ("b", ("q_proj",)), ("c", ("all-linear",)), ("d", ("experts.down_proj",)),
+        ("e", ("k_proj", "v_proj")), ("f", ("all-linear",)),
+    ):  # fmt: skip
+        base.add_adapter(name, LoraSpec(rank=2, alpha=2, targets=targets), seed=0)
+    base.place_adapter("g", 2, 2, dict.fromkeys(everything[:1], (2, 1.0)), seed=0)
+    said = [record.getMessage() for record in caplog.records]
+    experts = "mlp.experts.gate_up_proj (experts), mlp.experts.down_proj (experts)"
+    assert said[0] == f"moe: the adapter 'a' does not reach {experts}"
+    assert (
+        said[1] == "moe: no adapter reaches mlp.gate (router)"
+        and "67% of the" in said[2]
+        and said[2].endswith("q_proj v_proj")
+    )
+    assert said[3] == "moe: the adapter 'd' does not reach mlp.experts.gate_up_proj (experts)"
+    assert "100% of the" in said[4] and said[4].endswith("(experts.down_proj)")
+    assert said[5] == f"moe: the adapter 'e' does not reach {experts}"
+    assert said[6] == f"moe: the adapter 'g' does not reach {experts}" and len(said) == 7
 
 
 @pytest.mark.parametrize(
