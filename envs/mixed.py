@@ -143,6 +143,8 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
             told = (
                 "NAME@2 gives one twice the share"
                 if sets[name][0] == source
+                else f"servers of one environment are one address, as in {REMOTE}A:1,B:2/NAME"
+                if source.startswith(REMOTE) and sets[name][0].startswith(REMOTE)
                 else "a set is called as its file or its environment, so rename a file or leave one out"
             )
             raise ConfigError(f"{text!r} holds two sets called {name!r}; {told}.")

@@ -185,7 +185,7 @@ def run(argv: Sequence[str]) -> int:
         if env is not None:
             raise ConfigError(
                 f"{load_path} is a run of mafrt {started_by}, and goes on with what it trains on: leave {env!r} out; "
-                f"for another run, begin with its adapters, as in --load_path {load_path}/best."
+                f"for another run, begin with its adapters, which mafrt export {load_path} writes."
             )
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))
     if env is None or is_mixture(env):

@@ -175,6 +175,9 @@ train_sft --episodes_path sft.jsonl                             | or records by 
 train_sft --episodes_path run --min_score 0                     | here it is --min_return
 train_dpo --records_path chat.jsonl                             | files of mafrt collect are for train_sft
 evaluate --load_path run --eval_episodes 3                      | here it is --tasks
+train_sft --dataset_path sft.jsonl                              | here it is --records_path
+train --env grpc://a:1/sudoku,grpc://b:1/sudoku                 | servers of one environment are one address
+train --load_path run --env sudoku                              | which mafrt export run writes
 evaluate --runs run                                             | here it is --load_path
 collect --load_path run                                         | here it is --runs
 train --env math:0.5,sudoku:0.5                                 | NAME@WEIGHT
