@@ -236,7 +236,9 @@ def _unloadable(name: str, error: BaseException, trust_remote_code: bool) -> Mod
             "read it, and give --trust_remote_code, or take a model that transformers knows"
         )
     # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
-    said = str(error).strip().splitlines() or [type(error).__name__]
+    said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if said[0].endswith(":"):  # a heading of its validators
+        said[0] = " ".join(said[:2])
     if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", said[0]):
         return ModelError(
             f"the model {name!r} needs the package {needed[1]}, which is not installed, even where only its text is "

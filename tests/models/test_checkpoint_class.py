@@ -72,7 +72,8 @@ def folder_of(tmp_path, config):
         (LLAMA | {"attn_implementation": {"text_config": "owner/kernel"}}, ("owner/kernel", "--trust_remote_code")),
         (LLAMA | {"text_config": {"_attn_implementation_internal": "paged|owner/kernel"}}, ("owner/kernel",)),
         (LLAMA | {"x": [{"experts_implementation": "owner/kernel"}]}, ("owner/kernel", "--trust_remote_code")),
-        (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads")),
+        (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads", "TypeError")),
+        (LLAMA | {"tie_word_embeddings": "maybe"}, ("cannot be loaded", "tie_word_embeddings", "expected bool")),
         (LLAMA | {"num_hidden_layers": -1}, ("no weights",)),
         ([], ("config.json", "list", "a JSON object")),
     ],
@@ -92,6 +93,14 @@ def checkpoint(folder, change):
     tiny_tokenizer().save_pretrained(folder)
     save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
+
+
+def test_a_base_that_computes_no_numbers_is_refused_as_such(tmp_path):
+    folder = Path(checkpoint(tmp_path, dict))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": float("nan")}))
+    with pytest.raises(ModelError, match="computes what is no number"):
+        SharedBase.load(str(folder), device="cpu")
 
 
 def test_a_tokenizer_with_code_of_its_own_names_the_flag(tmp_path):
