@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def serve(argv: Sequence[str]) -> int:
     url = f"{address(asked.host, taken.getsockname()[1])}/retrieve"
     print(f"{counted(len(index.passages), 'passages')} at {url}; Ctrl-C ends it.", flush=True)
     application = app(index, asked.topk, token)
-    bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[taken])
+    with contextlib.suppress(KeyboardInterrupt):
+        bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[taken])
     return 0
 
 

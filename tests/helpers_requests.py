@@ -33,6 +33,11 @@ BROKEN = {
     "half a chunk": (lambda path, body: [head(path, CHUNKED) + b"99\r\n" + body[:9]], 408),
     "a chunk without size": (lambda path, body: [head(path, CHUNKED) + b"zz\r\n" + body], 400),
     "chunks too large": (lambda path, body: [head(path, CHUNKED), *[b"100000\r\n" + bytes(2**20) + b"\r\n"] * 9], 413),
+    "an endless extension": (lambda path, body: [head(path, CHUNKED) + b"9;" + b"a" * 2**19, *[b"a" * 2**16] * 9], 400),
+    "endless trailers": (
+        lambda path, body: [head(path, CHUNKED) + b"1\r\n{\r\n0\r\n", *[b"A: b\r\n" * 2**14] * 9],
+        400,
+    ),
     "byte by byte": (lambda path, body: [head(path, "Content-Length: 99"), *[b" "] * 8], 408),
     "a promise": (lambda path, body: [head(path, "Expect: 100-continue", "Content-Length: 9")], 408),
     "an endless head": (lambda path, body: [head(path)[:-2] + b"X: " + b"a" * 2**17], 400),

@@ -15,7 +15,7 @@ from typing import Any
 
 from mafrt.core.errors import MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import brief
+from mafrt.core.text import brief, shortened
 from mafrt.environment.local_server import RefusedError, check_caller, read_json
 from mafrt.envs.search.retrieval import Bm25
 
@@ -24,6 +24,8 @@ MOST_QUERIES = 512
 MOST_TOPK = 100
 SEARCH_S = 60.0
 """for all queries of a request"""
+MOST_REPLY_MIB = 32
+"""of the passages of one reply; as JSON they take up to six times as much"""
 _HEADERS = {"X-Content-Type-Options": "nosniff"}
 
 
@@ -46,11 +48,17 @@ def retrieve(index: Bm25, body: Any, topk: int, given_up: Callable[[], bool] = l
         raise ValueError(f"'topk' must be a whole number in 1..{MOST_TOPK}, found {brief(most)}")
     if not isinstance(scored, bool):
         raise ValueError(f"'return_scores' must be true or false, found {brief(scored)}")
-    results = []
+    results, left = [], MOST_REPLY_MIB * 2**20
     for query in queries:
         if given_up():
             raise TimeoutError
         results.append(index.search(query, most))
+        left -= sum(len(passage.title) + len(passage.text) for passage, _ in results[-1])
+        if left < 0:
+            raise ValueError(
+                f"the passages of {len(queries)} queries with topk {most} are more than {MOST_REPLY_MIB} MiB; send "
+                "fewer queries in a request, or ask for fewer passages"
+            )
     if not scored:
         return {"result": [[passage.document() for passage, _ in hits] for hits in results]}
     return {
@@ -84,6 +92,9 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
         if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             raise RefusedError(401, "the token is missing or wrong")
 
+    def answer(body: Any, given_up: Callable[[], bool]) -> Any:
+        return JSONResponse(retrieve(index, body, topk, given_up), headers=_HEADERS)
+
     async def post(request: Any) -> Any:
         check(request, body=True)
         body = await read_json(request, BODY_MIB)
@@ -97,10 +108,7 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
         # A thread cannot be ended from outside, and those of clients that have left would be missing for the others.
         watching = asyncio.create_task(watch())
         try:
-            found = await run_in_threadpool(
-                retrieve, index, body, topk, lambda: left.is_set() or time.monotonic() > ends
-            )
-            return JSONResponse(found, headers=_HEADERS)
+            return await run_in_threadpool(answer, body, lambda: left.is_set() or time.monotonic() > ends)
         except ValueError as error:
             raise RefusedError(422, str(error)) from error
         except TimeoutError:
@@ -115,5 +123,10 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
     async def refused(_: Any, error: Any) -> Any:
         return JSONResponse({"error": str(error)}, error.status, headers=_HEADERS)
 
+    async def unknown(request: Any, error: Any) -> Any:
+        asked = shortened(f"{request.method} {request.url.path}", 200)
+        why = f"there is no {asked} here; there are POST /retrieve and GET /health"
+        return JSONResponse({"error": why}, error.status_code, headers=_HEADERS)
+
     routes = [Route("/retrieve", post, methods=["POST"]), Route("/health", health, methods=["GET"])]
-    return Starlette(routes=routes, exception_handlers={RefusedError: refused})
+    return Starlette(routes=routes, exception_handlers={RefusedError: refused, 404: unknown, 405: unknown})

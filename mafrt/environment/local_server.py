@@ -14,6 +14,7 @@ import math
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -39,6 +40,12 @@ ARRIVING_MIB = 256
 """of all requests together that have not arrived"""
 IDLE_S = 75
 """of a connection between two requests; clients that find it closed open another"""
+CLOSING_S = 3
+"""for the calls that are open when a server ends"""
+UNREAD_S = 30.0
+"""without a byte being read of an answer that waits for its client, after which the connection ends"""
+UNREAD_MIB = 256
+"""of all answers together that wait for their clients"""
 
 
 class RefusedError(Exception):
@@ -157,7 +164,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
     After these go requests that have not arrived, so that half-sent ones keep nobody out; together they hold
-    `ARRIVING_MIB` at most.
+    `ARRIVING_MIB` at most. Answers that their clients do not read are dropped after `UNREAD_S`, and hold `UNREAD_MIB`.
 
     A connection has one request at a time: a server that has begun on a second one does not see that its client leaves.
 
@@ -180,14 +187,21 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         """of a head that is not whole"""
         body_bytes = 0
         """of a request that has not arrived"""
+        framing_bytes = 0
+        """between the parts of a body and behind it, beyond four for each of its own"""
+        unread: tuple[int, asyncio.TimerHandle] | None = None
+        """bytes of an answer that wait for the client, when they were last looked at, and the next look"""
 
         def connection_made(self, transport: Any) -> None:
             self.idle_since = time.monotonic()
             super().connection_made(transport)
+            transport.set_write_buffer_limits(high=0)  # any byte that waits is told of
             self.loop.call_later(HEAD_S, self.end_without_head)
             if len(self.connections) > connections:
                 others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
-                idle = sorted((each for each in others if each.idle), key=lambda each: each.idle_since)
+                idle = sorted(
+                    (each for each in others if each.idle), key=lambda each: (bool(each.unread), each.idle_since)
+                )
                 arriving = [each for each in others if each.arrives]
                 # Of the client with most of them, the one that was silent for longest.
                 count = Counter(each.caller for each in arriving)
@@ -195,7 +209,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                 stalled = [each for each in arriving if time.monotonic() - each.heard >= STALLED_S]
                 # At last the new one has to go: those in a call have been promised an answer.
                 if idle or stalled or not make_room():
-                    [*idle, *stalled, *arriving, self][0].transport.close()
+                    [*idle, *stalled, *arriving, self][0].transport.abort()  # nothing waits for its client any more
 
         @property
         def caller(self) -> bytes:
@@ -221,26 +235,68 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                 arriving.sort(key=lambda each: (held[each.caller], each.body_bytes))
                 arriving.pop().transport.close()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.look(first=True)
+            unread = [each for each in self.connections if each.unread]
+            while len(unread) > 1 and sum(each.unread[0] for each in unread) > UNREAD_MIB * 2**20:
+                unread.sort(key=lambda each: each.unread[0])
+                unread.pop().transport.abort()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self.forget_unread()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            self.forget_unread()
+
+        def forget_unread(self) -> None:
+            if self.unread is not None:
+                self.unread[1].cancel()
+                self.unread = None
+
+        def look(self, *, first: bool = False) -> None:
+            """End the connection if its client has read nothing since the last look."""
+            left = _unread_bytes(self.transport)
+            if not first and self.unread is not None and left >= self.unread[0]:
+                self.transport.abort()
+            else:
+                self.unread = left, self.loop.call_later(UNREAD_S, self.look)
+
         def on_message_begin(self) -> None:
             self.head_bytes = 0
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self.head_bytes is not None:  # else it stands behind the body, and changes nothing
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            self.head_bytes = None
-            if self.idle:
-                super().on_headers_complete()
-            else:
+            self.head_bytes, self.framing_bytes = None, 0
+            if not self.idle:
                 self.transport.close()
+            elif self.parser.should_upgrade():  # what follows would not be read as HTTP/1.1
+                self.send_400_response("This server speaks HTTP/1.1 alone; turn the upgrade off in your client.")
+            else:
+                super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self.framing_bytes -= 5 * len(body)
+            super().on_body(body)
 
         def data_received(self, data: bytes) -> None:
             self.heard = time.monotonic()
             super().data_received(data)
             self.body_bytes = self.body_bytes + len(data) if self.arrives else 0
             if self.arrives:
+                self.framing_bytes += len(data)
+                if self.framing_bytes > HEAD_BYTES + len(data) and not hasattr(self, "conn"):  # h11 has its own bound
+                    self.send_400_response("The chunks of the request hold too little.")
                 self.bound_bodies()
             if self.head_bytes is not None:
                 self.head_bytes += len(data)
-                if self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+                if self.head_bytes > HEAD_BYTES:
                     self.send_400_response("The head of the request is too large.")
             elif not self.idle and not self.cycle.more_body and hasattr(self, "conn"):
                 # Where uvicorn has h11 and no httptools, further bytes wait; it would stop reading, and see no end.
@@ -248,6 +304,10 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                     self.transport.close()
                 else:
                     self.flow.resume_reading()
+
+        def send_400_response(self, why: str) -> None:
+            if not self.transport.is_closing():  # what comes behind a request that was refused is none either
+                super().send_400_response(why)
 
         def on_response_complete(self) -> None:
             self.idle_since = time.monotonic()
@@ -264,7 +324,21 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                 self.transport.close()
 
     settings = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none", **more}
-    return uvicorn.Server(uvicorn.Config(app, http=Bounded, timeout_keep_alive=IDLE_S, **settings))
+    waits = {"timeout_keep_alive": IDLE_S, "timeout_graceful_shutdown": CLOSING_S}
+    return uvicorn.Server(uvicorn.Config(app, http=Bounded, **waits, **settings))
+
+
+def _unread_bytes(transport: Any) -> int:
+    """Bytes that a connection's client has not taken, with those that the kernel holds where it tells."""
+    waiting = int(transport.get_write_buffer_size())
+    try:
+        import fcntl
+        import termios
+
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (ImportError, OSError):
+        return waiting
+    return waiting + int.from_bytes(told, sys.byteorder)
 
 
 def check_packages(what: str, extra: str) -> None:

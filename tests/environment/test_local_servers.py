@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
-from helpers_requests import BROKEN, connected, head, status_of
+from helpers_requests import BROKEN, CHUNKED, connected, head, status_of
 from openai import APITimeoutError, BadRequestError, OpenAI
 
 from mafrt.environment import local_server
@@ -309,6 +310,87 @@ def test_a_head_that_does_not_come_ends_the_connection(monkeypatch):
         slow.sendall(b"GET /v1/models HT")
         assert silent.recv(10) == b"" and slow.recv(10) == b""
     server.close()
+
+
+def asking(server, text=""):
+    """A connection that has asked and reads nothing, with small buffers."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(300)
+    client.connect((server.host, server.port))
+    body = json.dumps({**CHAT, "user": text}).encode()
+    client.sendall(head("/v1/chat/completions", f"Content-Length: {len(body)}") + body)
+    return client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_nobody_reads_are_dropped(served, monkeypatch, stream):
+    monkeypatch.setattr(local_server, "UNREAD_S", 0.5)
+    models, server, url = served
+    models.text = "a" * 2**23
+    clients = []
+    for _ in range(4):
+        client = connected(server)
+        body = json.dumps({**CHAT, "stream": stream}).encode()
+        client.sendall(head("/v1/chat/completions", f"Content-Length: {len(body)}") + body)
+        clients.append(client)
+    soon(lambda: len(models.calls) == 4)
+    soon(lambda: server.in_flight == 0 and not server._server.server_state.connections)
+    assert all(len(read_all(client)) < 2**23 for client in clients)
+    # One that reads gets all of it, however slowly.
+    with asking(server) as slow:
+        said = b""
+        while said.count(b"a") < 2**23:
+            part = slow.recv(2**20)
+            assert part
+            said += part
+            time.sleep(0.002)
+    assert httpx.get(f"{url}/models", timeout=300).status_code == 200
+
+
+def test_bytes_of_answers_that_nobody_reads_are_bounded_all_together(served, monkeypatch):
+    monkeypatch.setattr(local_server, "UNREAD_MIB", 30)
+    models, server, _ = served
+    models.text = "a" * 2**23
+    clients = [asking(server, str(number)) for number in range(6)]
+    soon(lambda: len(models.calls) == 6)
+    held = server._server.server_state.connections
+    soon(lambda: sum(each.transport.get_write_buffer_size() for each in list(held)) < 30 * 2**20)
+    # Each is more than 8 MiB with its head.
+    assert 1 <= sum(len(read_all(client)) > 2**23 for client in clients) <= 3
+
+
+def read_all(client):
+    said = bytearray()
+    with client:
+        while True:
+            try:
+                part = client.recv(2**20)
+            except ConnectionResetError:
+                return said
+            if not part:
+                return said
+            said += part
+            if b'"usage"' in said[-200:]:
+                return said
+
+
+def test_what_stands_behind_a_body_changes_no_head(served):
+    _, server, _ = served
+    body = json.dumps(CHAT).encode()
+    whole = head("/v1/chat/completions", CHUNKED) + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    behind = b"Host: evil.example\r\nOrigin: http://evil.example\r\n\r\n"
+    assert status_of(server, [whole + behind]) == 200
+
+
+def test_an_upgrade_to_another_protocol_is_refused_with_a_sentence(served):
+    models, server, _ = served
+    body = json.dumps(CHAT).encode()
+    more = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    with connected(server) as client:
+        client.sendall(head("/v1/chat/completions", f"Content-Length: {len(body)}", *more) + body)
+        said = read_all(client)
+    assert b" 400 " in said and b"HTTP/1.1 alone" in said and said.count(b"HTTP/1.1 400") == 1 and not models.calls
 
 
 # -------------------------------------------------------------------------------------------- requests that are none

@@ -15,7 +15,7 @@ from mafrt.core.errors import ConfigError, DataError, EnvError
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
-from mafrt.envs.search import Bm25, HttpRetriever, Passage, SearchEnv, load_questions
+from mafrt.envs.search import Bm25, HttpRetriever, Passage, SearchEnv, load_questions, server
 from mafrt.envs.search.answers import exact_match, f1, given_answer, mentions, normalize
 from mafrt.envs.search.build import build
 from mafrt.envs.search.demonstrations import play
@@ -317,6 +317,12 @@ def test_the_server_answers_in_search_r1s_form_and_refuses_the_rest(monkeypatch)
     assert closed.post("/retrieve", json=body, headers={"authorization": "Bearer secret"}).status_code == 200
     with pytest.raises(ValueError, match="at most 512"):
         retrieve(index, {"queries": ["x"] * 513}, 1)
+    for reply in (client.get("/retrieve"), client.post("/search", json=body)):
+        assert reply.status_code in (404, 405) and "POST /retrieve and GET /health" in reply.json()["error"]
+    monkeypatch.setattr(server, "MOST_REPLY_MIB", 0.001)
+    assert client.post("/retrieve", json={"queries": ["Seine"]}).status_code == 200
+    reply = client.post("/retrieve", json={"queries": ["Seine"] * 100})
+    assert reply.status_code == 422 and "fewer queries" in reply.json()["error"]
 
 
 def test_the_served_corpus_answers_the_environment(tmp_path):
