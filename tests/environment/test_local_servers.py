@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -183,6 +184,27 @@ def test_a_client_that_asks_again_means_the_same_call(served, path):
             said = [client.chat.completions.create(model="a", messages=ASK).choices[0].message.content for _ in "ab"]
             assert said == ["late", "answer"]
     assert len(models.calls) == 2
+
+
+@pytest.mark.parametrize("served", [True], indirect=True)
+def test_a_client_that_left_is_gone_also_where_it_asks_again_at_once(served):
+    models, server, _ = served
+    models.answering = False
+    body = json.dumps(CHAT).encode()
+    asked = head("/v1/chat/completions", f"Content-Length: {len(body)}") + body
+    second = connected(server)
+    soon(lambda: len(server._server.server_state.connections) == 1)
+    with connected(server) as first:
+        first.sendall(asked)
+        soon(lambda: models.calls)
+        goes_on = threading.Event()
+        loop = next(iter(server._server.server_state.connections)).loop
+        loop.call_soon_threadsafe(goes_on.wait, 60)  # so that both are seen in one turn of the loop
+    second.sendall(asked)
+    goes_on.set()
+    soon(lambda: server.in_flight == 1 and server._calls[""][0].listeners == 1)
+    models.futures[0].set_result(ChatReply("late"))
+    assert b"late" in read_all(second) and len(models.calls) == 1
 
 
 @pytest.mark.parametrize("served", [True], indirect=True)

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 APIS: tuple[Api, ...] = (COMPLETIONS, RESPONSES, MESSAGES)
 """Each is one file: another API is one more entry."""
+LEAVING_TURNS = 8
+"""Turns of the event loop from the end of a connection to that of its call, twice over."""
 MOST_UNHEARD = 256
 """Answers of an episode that wait for the client to ask again."""
 
@@ -157,8 +159,12 @@ class ChatServer(LocalServer):
             raise ApiError(400, f"{api.header}: header is required, as the clients of this API send it")
         past, created = self._kept.of(key), int(time.time())
         call = replace(api.parse(body, past), session=request.headers.get("x-session-id", "")[:200])
-        running = _Running(self.limits.timeout_s)
-        shared = self._begin(key, call, _Attempt.of(request, body), running)
+        running, attempt = _Running(self.limits.timeout_s), _Attempt.of(request, body)
+        if any(each.listeners and attempt.digest == each.attempt.digest for each in self._calls.get(key, ())):
+            # The end of a connection on which the same was asked is seen some turns of the loop after it has come.
+            for _ in range(LEAVING_TURNS):
+                await asyncio.sleep(0)
+        shared = self._begin(key, call, attempt, running)
         # Ends when the client leaves or has its answer, also where a stream is never begun.
         watcher = asyncio.ensure_future(_left(request, running))
         watcher.add_done_callback(lambda _: self._end(shared, running))
