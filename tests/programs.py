@@ -144,6 +144,11 @@ def no_reward(task, base_url):
         ask(llm, "first", "x")
 
 
+def empty_reward(task, base_url):
+    no_reward(task, base_url)
+    return {"reward": None, "rewards": {}}
+
+
 def two_rewards(task, base_url):
     posts(task, base_url)
     return 1.0

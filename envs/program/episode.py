@@ -201,7 +201,7 @@ def read_reward(given: Any, agents: tuple[str, ...]) -> Reward:
     if isinstance(given, dict) and given.keys() <= {"reward", "rewards"} and given:
         outcome, rewards = real_number(given.get("reward")), given.get("rewards") or {}
         amounts = {name: real_number(value) for name, value in rewards.items()} if isinstance(rewards, dict) else None
-        known = given.get("reward") is None or outcome is not None
+        known = outcome is not None if given.get("reward") is not None else bool(amounts)
         if known and amounts is not None and all(n in agents and value is not None for n, value in amounts.items()):
             return Reward(outcome, {name: value for name, value in amounts.items() if value is not None})
     raise EnvError(

@@ -35,6 +35,15 @@ _ADDERS = ("append", "appendleft", "extend", "insert", "add")
 """of a value that other episodes see"""
 
 
+_PROCESS_WIDE = {
+    *("chdir", "fchdir", "umask", "redirect_stdout", "redirect_stderr"),
+    # Of the event loop that coroutine programs share.
+    *("all_tasks", "set_default_executor", "shutdown_default_executor", "set_event_loop_policy", "set_task_factory"),
+}
+"""Functions whose effect all episodes in a process would see."""
+_OWN_LOOPS = {"run_until_complete", "async_to_sync"}
+
+
 class Source:
     """A program's source, read without being run.
 
@@ -80,16 +89,16 @@ class Source:
         return required <= self.parameters and None not in given.kw_defaults
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        """`AGENTS` of the module, or `agents` of the function."""
+    def agents(self) -> Any:
+        """`AGENTS` of the module, or `agents` of the function, as it stands there."""
         for node in self.tree.body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             if target is not None and ast.unparse(target) in ("AGENTS", f"{self.function.name}.agents"):
                 try:
-                    return tuple(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+                    return ast.literal_eval(node.value)  # type: ignore[attr-defined]
                 except (ValueError, TypeError):
-                    return ()
-        return ()
+                    return None  # computed; the first episodes tell
+        return None
 
     @property
     def imports(self) -> list[str]:
@@ -105,8 +114,11 @@ class Source:
     @property
     def needs_process(self) -> bool:
         """Whether it takes its address from the environment, or puts it where the whole process sees it."""
-        if self.parameters < 2 or any(map(_writes_environment, ast.walk(self.tree))):
+        nodes = list(ast.walk(self.tree))
+        if self.parameters < 2 or any(map(_writes_environment, nodes)) or any(map(_is_process_wide, nodes)):
             return True
+        if self._keeps_async_client() and any(map(_runs_own_loop, nodes)):
+            return True  # what it keeps belongs to the loop of the first episode
         given = [*self.function.args.posonlyargs, *self.function.args.args]
         name = given[1].arg if len(given) > 1 else None
         used = name is None or name in _names(self.function)
@@ -114,6 +126,12 @@ class Source:
             return True
         functions = [each for each in ast.walk(self.tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
         return any(_shares(each, {name, "base_url", "client"} - {None}) for each in functions)
+
+    def _keeps_async_client(self) -> bool:
+        """Whether the module makes a client of coroutines that all episodes use."""
+        made = [_last_name(call.func) for node in self.tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))
+                for call in ast.walk(node) if isinstance(call, ast.Call)]  # fmt: skip
+        return any(name in _CLIENTS and name.startswith("Async") for name in made)
 
     def _own_client(self) -> bool:
         """Whether a client is made without an address."""
@@ -187,6 +205,19 @@ def _is_address(key: ast.AST) -> bool:
     if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
         return True
     return any(part in key.value.upper() for part in ("OPENAI", "ANTHROPIC", "BASE_URL", "API_BASE", "API_KEY"))
+
+
+def _is_process_wide(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return _last_name(node.func) in _PROCESS_WIDE
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(ast.unparse(target) in ("sys.stdout", "sys.stderr") for target in targets)
+
+
+def _runs_own_loop(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (
+        _last_name(node.func) in _OWN_LOOPS or ast.unparse(node.func) in ("asyncio.run", "anyio.run", "trio.run")
+    )
 
 
 def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -> bool:

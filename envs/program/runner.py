@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
+import logging
 import os
 import selectors
 import shlex
@@ -16,16 +18,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from mafrt.config.resolve import check_source, load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.text import error_line, shortened
+from mafrt.core.text import brief, error_line, shortened
 from mafrt.envs.program.episode import ProgramEnd, ProgramEpisode, address_of, line_of_task, line_of_thread
 from mafrt.envs.program.own_process import ProgramProcesses, Source
+
+log = logging.getLogger(__name__)
 
 MOST_TASK_BYTES = 100_000
 """Of a task in the environment; Linux takes 128 KiB."""
@@ -51,14 +55,19 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
     source = Source.read(path)
     if source is not None and source.callable and source.needs_process:
         check_source(path, source.file)
-        _check_system(f"{path} finds its address in its environment, and such a program")
-        return ProgramProcesses(path, source).start, source.agents
+        _check_system(f"{path} changes or reads what its whole process has, and such a program")
+        return ProgramProcesses(path, source).start, _names(path, source.agents)
     function = load_object(path)
     try:
         inspect.signature(function).bind({}, "")
     except TypeError as error:
         raise ConfigError(f"{path} must take (task, base_url): {error}.") from None
-    named = getattr(function, "agents", None) or getattr(inspect.getmodule(function), "AGENTS", None)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{path} has a `yield` in it, so that a call runs none of it; return the reward instead.")
+    # Not by the module's name alone, which another module may have.
+    inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    module = getattr(inner, "__globals__", None) or vars(inspect.getmodule(inner) or object)
+    named = getattr(function, "agents", None) or module.get("AGENTS")
 
     async def awaited(episode: ProgramEpisode, result: Any) -> None:
         task = asyncio.current_task()
@@ -101,7 +110,17 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
         thread.start()
         episode.line = lambda: line_of_thread(thread.ident)
 
-    return start, tuple(named or ())
+    return start, _names(path, named)
+
+
+def _names(path: str, given: Any) -> tuple[str, ...]:
+    """The names of `AGENTS`. Raises ConfigError for anything else, such as one text."""
+    names = () if given is None or isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, str) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f'{path} names its agents as {brief(given)}; give names, as in AGENTS = ("solver", "checker").'
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _failed(episode: ProgramEpisode, error: BaseException) -> None:
@@ -246,7 +265,11 @@ class _Loop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self.loop.is_closed():
+            try:
+                self.loop.run_forever()  # until a program stops it
+            except (SystemExit, KeyboardInterrupt) as error:  # of a task that a program has started and left
+                log.warning("a task of a program raised %s; the others go on", type(error).__name__)
 
     def responds(self, within_s: float) -> bool:
         """Whether the loop takes calls. One that has not answered the last question is still blocked."""

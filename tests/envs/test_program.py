@@ -208,6 +208,7 @@ def test_a_command_that_is_given_up_ends_while_its_output_is_read():
         ("never_calls", "the program ended without a call to an agent"),
         ("unknown_model", "ended without a call to an agent; it asked for 'gpt-5'"),
         ("no_reward", "the program gave no reward"),
+        ("empty_reward", "the reward must be a number or an object"),
         ("two_rewards", "the program gave 2 rewards"),
         ("bad_reward", "the reward must be a number or an object"),
     ],

@@ -174,6 +174,14 @@ def test_coroutines_that_block_do_not_hold_up_each_other(tmp_path):
         ("C = []\ndef run(task, url):\n    C.append(make(url))", True),
         ("def run(task, url):\n    globals()['C'] = make(url)", True),
         ("class A:\n    llm = None\ndef run(task, url):\n    A.llm = make(url)", True),
+        ("import os\ndef run(task, url):\n    os.chdir('/tmp')", True),
+        ("import contextlib\ndef run(task, url):\n    with contextlib.redirect_stdout(f):\n        make(url)", True),
+        ("import sys\ndef run(task, url):\n    sys.stdout = open('x', 'w')", True),
+        ("import asyncio\nasync def run(task, url):\n    [t.cancel() for t in asyncio.all_tasks()]", True),
+        ("async def run(task, url):\n    await loop().shutdown_default_executor()", True),
+        ("C = AsyncOpenAI(base_url='x')\ndef run(task, url):\n    asyncio.run(C.with_options(url))", True),
+        ("def run(task, url):\n    asyncio.run(go(AsyncOpenAI(base_url=url)))", False),
+        ("C = AsyncOpenAI(base_url='x')\nasync def run(task, url):\n    await C.with_options(url)", False),
         ("def run(task, url):\n    made = []\n    made.append(make(url))", False),
         ("def run(task, url):\n    make(url).f()['x'] = url", False),
         ("def run(task, url):\n    llm = make(url)\n    llm.timeout = 3\n    return 1.0", False),
@@ -198,6 +206,43 @@ def test_programs_that_cannot_be_called_are_refused_at_once(tmp_path, head):
     file.write_text(f"import agents\nAGENTS = ('a',)\ndef run({head}):\n    return 1.0\n")
     with pytest.raises(ConfigError, match="must take"):
         make_env("program", program=f"{file}:run")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("AGENTS = 'solver'\ndef run(task, base_url):\n    return 1.0\n", "names its agents as str 'solver'"),
+        ("AGENTS = 'solver'\ndef run(task):\n    return 1.0\n", "names its agents as str 'solver'"),
+        ("AGENTS = ('a', 2)\ndef run(task, base_url):\n    return 1.0\n", "names its agents as"),
+        ("AGENTS = 5\ndef run(task, base_url):\n    return 1.0\n", "names its agents as int 5"),
+        ("AGENTS = ('a',)\ndef run(task, base_url):\n    yield 1.0\n", "has a `yield` in it"),
+        ("AGENTS = ('a',)\nasync def run(task, base_url):\n    yield 1.0\n", "has a `yield` in it"),
+    ],
+)
+def test_programs_that_cannot_be_played_are_refused_with_a_sentence(tmp_path, source, says):
+    file = tmp_path / "program.py"
+    file.write_text(source)
+    with pytest.raises(ConfigError, match=says):
+        make_env("program", program=f"{file}:run")
+
+
+@pytest.mark.parametrize("how", ["asyncio.create_task(exits())", "asyncio.get_running_loop().stop()"])
+def test_a_program_does_not_end_the_loop_of_the_others(tmp_path, how):
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import asyncio\nfrom openai import AsyncOpenAI\n"
+        "async def exits():\n    raise SystemExit(3)\n"
+        "async def run(task, base_url):\n"
+        "    async with AsyncOpenAI(base_url=base_url, api_key='x') as llm:\n"
+        f"        {how}\n"
+        "        await llm.chat.completions.create(model='a', messages=[{'role': 'user', 'content': 'x'}])\n"
+        "    return 1.0\n"
+    )
+    env = make_env("program", program=f"{file}:run", agents=["a"])
+    assert not Source.read(f"{file}:run").needs_process
+    others = [env, env.spawn(), env.spawn()]
+    assert all(list(other.reset(seed=1)[0]) == ["a"] for other in others)
+    assert all(other.step({"a": "x"}).info["outcome"] == 1.0 for other in others)
 
 
 @pytest.mark.slow
