@@ -51,6 +51,7 @@ BODIES = {
     "messages": {"model": "a", "max_tokens": 9, "messages": ASK},
 }
 VERSION = {"anthropic-version": "2023-06-01"}
+TYPED = {**VERSION, "content-type": "application/json"}
 
 
 @pytest.fixture
@@ -610,6 +611,117 @@ def test_lone_surrogates_and_wild_answers_do_no_harm(served):
                 f"{url}/{path}", content=content, headers={"content-type": "application/json"}, timeout=60
             )
             assert reply.status_code == 200 and "f\ufffd" in reply.text and "Infinity" not in reply.text
+
+
+USER = ASK[0]
+OFFERED = {
+    "chat/completions": {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+    "responses": {"type": "function", "name": "f", "parameters": {"type": "object"}},
+    "messages": {"name": "f", "input_schema": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("chat/completions", {"messages": [{**USER, "weight": 0.5}]}),
+        ("chat/completions", {"messages": [USER, {"role": "assistant", "content": "y", "prefix": True}]}),
+        (
+            "chat/completions",
+            {"messages": [{**USER, "content": [{"type": "text", "text": "x", "lang": "en"}]}]},
+        ),
+        ("chat/completions", {"messages": [{**USER, "name": "a\nb"}]}),
+        ("chat/completions", {"messages": [{**USER, "name": ["a"]}]}),
+        ("chat/completions", {"stream_options": {"usage": True}}),
+        ("chat/completions", {"stream_options": {"include_usage": "yes"}}),
+        ("chat/completions", {"tools": [{**OFFERED["chat/completions"], "timeout": 3}]}),
+        ("chat/completions", {"tools": [OFFERED["chat/completions"]], "tool_choice": {"type": "function", "most": 3}}),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "grammar": "x"}}},
+        ),
+        ("responses", {"prompt_cache_options": {"prewarm": True}}),
+        ("responses", {"text": {"length": 3}}),
+        ("responses", {"text": "plain"}),
+        ("responses", {"reasoning": {"tokens": 3}}),
+        ("responses", {"reasoning": {"mode": "pro"}}),
+        ("responses", {"reasoning": {"context": "all_turns"}}),
+        ("responses", {"reasoning": "high"}),
+        ("responses", {"stream_options": {"include_usage": True}}),
+        ("responses", {"tools": [{**OFFERED["responses"], "defer_loading": True}]}),
+        ("responses", {"tools": [{**OFFERED["responses"], "allowed_callers": ["programmatic"]}]}),
+        ("responses", {"input": [{**USER, "name": "bob"}]}),
+        (
+            "responses",
+            {
+                "input": [
+                    USER,
+                    {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c", "namespace": "n"},
+                ]
+            },
+        ),
+        ("messages", {"messages": [{**USER, "name": "bob"}]}),
+        ("messages", {"tools": [{**OFFERED["messages"], "timeout": 3}]}),
+        ("messages", {"tools": [{**OFFERED["messages"], "allowed_callers": ["code_execution_20250825"]}]}),
+        ("messages", {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}),
+        ("messages", {"thinking": {"type": "adaptive", "words": 9}}),
+        ("messages", {"tools": [OFFERED["messages"]], "tool_choice": {"type": "auto", "most": 1}}),
+    ],
+)
+def test_fields_within_fields_are_refused_where_nothing_reads_them(refusing, path, more):
+    models, url = refusing
+    reply = httpx.post(f"{url}/{path}", json={**BODIES[path], **more}, headers=VERSION, timeout=60)
+    assert reply.status_code == 400 and not models.calls, (path, more)
+
+
+def test_results_of_tools_stand_in_the_order_of_their_calls(refusing):
+    models, url = refusing
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "abc"]
+    chat = [USER, {"role": "assistant", "content": None, "tool_calls": calls}]
+    chat += [{"role": "tool", "tool_call_id": name, "content": name} for name in "cab"]
+    items = [USER, *({"type": "function_call", "call_id": name, "name": name, "arguments": "{}"} for name in "abc")]
+    items += [{"type": "function_call_output", "call_id": name, "output": name} for name in "cab"]
+    used = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in "abc"]
+    blocks = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "cab"]
+    blocks.append({"type": "text", "text": "go on"})
+    turns = [USER, {"role": "assistant", "content": used}, {"role": "user", "content": blocks}]
+    for path, more in (
+        ("chat/completions", {"messages": chat}),
+        ("responses", {"input": items}),
+        ("messages", {"messages": turns}),
+    ):
+        models.calls.clear()
+        asked = json.dumps({**BODIES[path], **more})
+        assert httpx.post(f"{url}/{path}", content=asked, headers=TYPED, timeout=60).status_code == 200
+        said = [message["content"] for message in models.calls[0].messages if message["role"] == "tool"]
+        assert said == ["a", "b", "c"], path
+        # One of no call there is refused; a program may have dropped the calls.
+        stray = asked.replace('call_id": "c", "content', 'call_id": "z", "content')
+        stray = stray.replace('call_id": "c", "output', 'call_id": "z", "output').replace(
+            'use_id": "c"', 'use_id": "z"'
+        )
+        reply = httpx.post(f"{url}/{path}", content=stray, headers=TYPED, timeout=60)
+        assert reply.status_code == 400 and "'z' is the id of no call" in reply.text
+    asked = {**CHAT, "messages": [USER, *chat[2:]]}
+    assert httpx.post(f"{url}/chat/completions", json=asked, timeout=60).status_code == 200
+
+
+def test_names_and_thoughts_of_messages_reach_the_model(refusing):
+    models, url = refusing
+
+    def shown(*messages):
+        models.calls.clear()
+        asked = {**CHAT, "messages": [USER, *messages]}
+        assert httpx.post(f"{url}/chat/completions", json=asked, timeout=60).status_code == 200
+        return [message["content"] for message in models.calls[0].messages[1:]]
+
+    one, two = {"role": "assistant", "name": "one"}, {"role": "assistant", "name": "two"}
+    assert shown({**one, "content": "a"}, {**one, "content": "b"}) == ["a", "b"]  # one name tells nothing apart
+    assert shown({**one, "content": "a"}, {**two, "content": "b"}) == ["one: a", "two: b"]
+    # Nobody's words begin with another's name.
+    assert shown({**one, "content": "a\ntwo: I agree"}, {**two, "content": "b"})[0] == "one: a\n> two: I agree"
+    assert shown({"role": "assistant", "content": "a", "reasoning_content": "t"}) == ["<think>\nt\n</think>\n\na"]
+    assert shown({"role": "assistant", "content": None, "refusal": "no"}) == ["no"]
 
 
 def test_other_addresses_name_those_that_are_there(served):

@@ -19,16 +19,27 @@ from mafrt.environment.chat_api.protocol import (
     Events,
     Fields,
     functions_of,
+    id_of,
+    in_order,
     parts_of,
     read_form,
+    read_part,
     read_tools,
+    refuse_unknown,
     role_of,
     shown_logprobs,
     text_of,
+    thought_before,
+    with_speakers,
     with_tools,
     written_call,
 )
 
+_THOUGHTS = ("reasoning_content", "reasoning")
+_MESSAGE = {
+    *("role", "content", "name", "refusal", "audio", "tool_calls", "tool_call_id", "function_call", "annotations"),
+    *("cache_control", *_THOUGHTS),
+}
 _ROLES = {**ROLES, "tool": "tool", "function": "tool"}
 
 _READ = {
@@ -67,9 +78,7 @@ class Completions:
         model = fields.model()
         fields.refuse(_REFUSED, _READ | _HARMLESS)
         messages = _messages(body.get("messages"))
-        options = body.get("stream_options")
-        if options is not None and not isinstance(options, dict):
-            raise ApiError(400, f"'stream_options' must be an object, found {brief(options)}")
+        Fields(read_part(body, "stream_options", ("include_usage", "include_obfuscation"))).flag("include_usage")
         one = not fields.flag("parallel_tool_calls", True)
         tools = read_tools(functions_of(body.get("tools"), nested=True), body.get("tool_choice"), one=one)
         most = fields.number("max_completion_tokens", int, 1)
@@ -122,10 +131,17 @@ def _messages(given: Any) -> list[Message]:
     if not isinstance(given, list) or not given:
         raise ApiError(400, f"'messages' must be a list of at least one message, found {brief(given)}")
     messages: list[Message] = []
+    asked: list[str] = []
+    """ids of the last message's calls of tools"""
+    results: list[tuple[str, Message]] = []
+    """of these"""
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role = role_of(message, _ROLES, where)
+        refuse_unknown(message, _MESSAGE, where)
         text = text_of(message.get("content"), where, needed=role in ("system", "user"))
+        if role == "assistant":
+            text = _thought(message, where) + (text or text_of(message.get("refusal"), where))
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
@@ -137,9 +153,22 @@ def _messages(given: Any) -> list[Message]:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict):
                 raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
+            refuse_unknown(call, ("id", "type", "index", "function"), f"{where}.tool_calls")
+            refuse_unknown(function, ("name", "arguments"), f"{where}.tool_calls")
             text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
+        if role == "tool":
+            results.append((id_of(message.get("tool_call_id")), {"role": role, "content": text}))
+            messages[len(messages) - len(results) + 1 :] = in_order(asked, results, where)
+            continue
+        asked, results = [id_of(call.get("id")) for call in calls], []
         messages.append({"role": role, "content": text})
-    return messages
+    return with_speakers(messages, [message.get("name") for message in given])
+
+
+def _thought(message: Any, where: str) -> str:
+    """What an agent has thought before its answer, in the fields that other servers give it; empty if nothing."""
+    given = next((message[name] for name in _THOUGHTS if message.get(name)), None)
+    return thought_before(text_of(given, where))
 
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:

@@ -18,15 +18,20 @@ from mafrt.environment.chat_api.protocol import (
     Events,
     Fields,
     functions_of,
+    id_of,
+    in_order,
     parts_of,
     read_form,
+    read_part,
     read_tools,
+    refuse_unknown,
     role_of,
     text_of,
+    thought_before,
     with_tools,
     written_call,
 )
-from mafrt.environment.thought_forms import TAGS, THINK, THOUGHT
+from mafrt.environment.thought_forms import TAGS
 from mafrt.environment.tool_calls import leading_thought
 
 SIGNATURE = "unsigned"
@@ -75,9 +80,7 @@ class Messages:
     @staticmethod
     def _call(fields: Fields, model: str, **more: Any) -> ChatCall:
         body = fields.body
-        config = body.get("output_config") or {}
-        if not isinstance(config, dict):
-            raise ApiError(400, f"'output_config' must be an object, found {brief(config)}")
+        config = read_part(body, "output_config", ("effort", "format"))  # the first is a hint
         _thinks(body)
         choice, one = _choice(body.get("tool_choice"))
         tools = read_tools(functions_of(_functions(body.get("tools")), nested=False), choice, one=one)
@@ -118,6 +121,8 @@ def _thinks(body: Any) -> bool:
     kind = given.get("type") if isinstance(given, dict) else given
     if kind is not None and kind not in ("enabled", "disabled", "adaptive", "between_tools"):
         raise ApiError(400, f"'thinking' must be of type enabled, adaptive or disabled, found {brief(kind)}")
+    if isinstance(given, dict):  # whether, and how long, a model thinks is a setting of the run
+        refuse_unknown(given, ("type", "budget_tokens", "display"), "'thinking'")
     if kind is not None and given.get("display") not in (None, "summarized"):
         raise ApiError(400, "'thinking.display' must be summarized: thoughts that a model has said are shown")
     return kind not in (None, "disabled")
@@ -131,6 +136,7 @@ def _choice(given: Any) -> tuple[Any, bool]:
     forms = {"auto": "auto", "any": "required", "none": "none", "tool": given}
     if not isinstance(given, dict) or not isinstance(kind, str) or kind not in forms:
         raise ApiError(400, f"'tool_choice' must be of type auto, any, tool or none, found {brief(kind)}")
+    refuse_unknown(given, ("type", "name", "disable_parallel_tool_use"), "'tool_choice'")
     form = {"type": "function", "name": given.get("name")} if kind == "tool" else forms[kind]
     return form, Fields(given).flag("disable_parallel_tool_use")
 
@@ -142,10 +148,12 @@ def _functions(given: Any) -> Any:
     for number, tool in enumerate(given):
         if wrong := [name for name in ("defer_loading", "input_examples") if tool.get(name)]:
             raise ApiError(400, f"tools[{number}]: {wrong[0]!r} is not supported; say it in 'description'")
-    return [
-        {**tool, "type": "function", "parameters": tool.get("input_schema")} if _is_clients(tool) else tool
-        for tool in given
-    ]
+    return [_function(tool) if _is_clients(tool) else tool for tool in given]
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in tool.items() if name not in ("input_schema", "eager_input_streaming")}
+    return {**rest, "type": "function", "parameters": tool.get("input_schema")}
 
 
 def _is_clients(tool: Any) -> bool:
@@ -159,21 +167,27 @@ def _messages(body: Any) -> list[Message]:
     messages: list[Message] = []
     if body.get("system"):
         messages.append({"role": "system", "content": text_of(body["system"], "'system'")})
+    asked: list[str] = []
+    """ids of the calls of tools in the last message"""
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role, content = role_of(message, _ROLES, where), message.get("content")
+        refuse_unknown(message, ("role", "content"), where)
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list):
             raise ApiError(400, f"{where}: 'content' must be a text or a list of blocks, found {brief(content)}")
         said = ""
+        results = [block for block in blocks if role == "user" and _is_result(block)]
+        ordered = iter(in_order(asked, [(id_of(block.get("tool_use_id")), block) for block in results], where))
         for place, block in enumerate(blocks):
             there = f"{where}.content[{place}]"
-            if role == "user" and isinstance(block, dict) and block.get("type") == "tool_result":
+            if role == "user" and _is_result(block):
                 _add(messages, role, said)
                 said = ""
-                messages.append({"role": "tool", "content": _result(block, there)})
+                messages.append({"role": "tool", "content": _result(next(ordered), there)})
             else:
                 said = _with_block(said, block, role, there)
+        asked = [id_of(block.get("id")) for block in blocks if role == "assistant" and block.get("type") == "tool_use"]
         _add(messages, role, said, needed=not blocks or content == "")
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message must not be the assistant's: an answer is not begun by its client")
@@ -196,16 +210,22 @@ def _with_block(said: str, block: Any, role: str, where: str) -> str:
     if kind == "tool_use" and role == "assistant":
         if not isinstance(block.get("input"), dict):
             raise ApiError(400, f"{where}: 'input' must be an object, found {brief(block.get('input'))}")
+        refuse_unknown(block, ("type", "id", "name", "input", "cache_control", "caller"), where)
         return f"{said}\n{written_call(block.get('name'), block['input'], where)}".strip()
     if kind == "thinking" and role == "assistant":
         thought = text_of(block.get("thinking"), f"{where}.thinking", needed=True)
-        return f"{said}{THINK}\n{thought}\n{THOUGHT}\n\n" if thought else said
+        return said + thought_before(thought)
     known = "text, tool_use or thinking" if role == "assistant" else "text or tool_result" if role == "user" else "text"
     found = brief(block if kind is None else kind)
     raise ApiError(400, f"{where} must be a block of type {known}, found {found}; images and files are not supported")
 
 
+def _is_result(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_result"
+
+
 def _result(block: Any, where: str) -> str:
+    refuse_unknown(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), where)
     text = text_of(block.get("content"), where)
     return f"Error: {text}" if Fields(block).flag("is_error") else text
 

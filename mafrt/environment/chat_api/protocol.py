@@ -12,12 +12,16 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mafrt.core.errors import MafrtError
-from mafrt.core.text import brief, clean_deep, clean_text
+from mafrt.core.text import brief, clean_deep, clean_text, has_controls, shortened
+from mafrt.core.transcript import quoted
 from mafrt.core.types import Message
+from mafrt.environment.thought_forms import THINK, THOUGHT
 from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
+
+T = TypeVar("T")
 
 MOST_STOPS = 16
 MOST_ANSWERS = 32
@@ -208,6 +212,47 @@ class Fields:
                 raise ApiError(400, f"{name!r} {sentence}")
 
 
+def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Refuse fields of a part of a request that nothing reads, unless they are empty. Raises ApiError (400)."""
+    for name, value in given.items():
+        if value and name not in known:
+            raise ApiError(
+                400,
+                f"{where}: {shortened(name)!r} is no field that is known here, so it would have no effect; "
+                "leave it out",
+            )
+
+
+def read_part(body: Mapping[str, Any], name: str, known: Collection[str]) -> Mapping[str, Any]:
+    """The object in a field, empty if there is none. Raises ApiError (400) for anything else, or unknown fields."""
+    given = body.get(name)
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ApiError(400, f"{name!r} must be an object, found {brief(given)}")
+    refuse_unknown(given, known, repr(name))
+    return given
+
+
+def in_order(calls: Sequence[str], results: Sequence[tuple[str, T]], where: str) -> list[T]:
+    """Results of tools in the order of their calls, which a prompt tells apart by that alone.
+
+    Args:
+        calls: ids of the calls before the results; none where a program has dropped them from its history.
+        results: id, empty without one, and result.
+        where: they stand, for the error.
+
+    Raises:
+        ApiError (400): a result of none of the calls.
+    """
+    if not calls or not all(calls) or not all(name for name, _ in results):
+        return [result for _, result in results]
+    for name, _ in results:
+        if name not in calls:
+            raise ApiError(400, f"{where}: {shortened(name)!r} is the id of no call before it; send the call too")
+    return [result for _, result in sorted(results, key=lambda each: calls.index(each[0]))]
+
+
 @dataclass(frozen=True)
 class Tools:
     """The tools that a request offers, and how they are to be used."""
@@ -245,6 +290,8 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
         return Tools()
     if choice is None or choice == "auto":
         return Tools(tuple(functions), one=one) if functions else Tools()
+    if isinstance(choice, dict):
+        refuse_unknown(choice, ("type", "name", "function", "allowed_tools", "mode", "tools"), "'tool_choice'")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         inner = choice["allowed_tools"] if isinstance(choice.get("allowed_tools"), dict) else choice
         mode, listed = inner.get("mode", "auto"), inner.get("tools")
@@ -274,7 +321,10 @@ def read_form(given: Any, where: str, tools: Tools) -> str:
         return ""
     schema: Any = {"type": "object"}
     if kind == "json_schema":
-        schema = (given["json_schema"] if isinstance(given.get("json_schema"), dict) else given).get("schema")
+        inner = given["json_schema"] if isinstance(given.get("json_schema"), dict) else given
+        refuse_unknown(given, _FORM if inner is given else ("type", "json_schema"), repr(where))
+        refuse_unknown(inner, _FORM, repr(where))
+        schema = inner.get("schema")
     elif kind != "json_object":
         raise ApiError(400, f"{where!r} must be of type text, json_object or json_schema, found {brief(kind)}")
     if not isinstance(schema, dict):
@@ -282,6 +332,11 @@ def read_form(given: Any, where: str, tools: Tools) -> str:
     if tools.functions:
         raise ApiError(400, f"{where!r} leaves no room for a call of a tool; give it in a call without 'tools'")
     return json.dumps(schema)
+
+
+_FORM = ("type", "schema", "name", "description", "strict")  # the last three bind no answer here
+_TOOL = ("type", "name", "description", "parameters", "strict", "cache_control", "output_schema")
+_PART = ("type", "text", "refusal", "annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint")
 
 
 def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
@@ -299,6 +354,9 @@ def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
                 f"tools[{number}] must be of type function, found {brief(tool.get('type'))}; only tools that the "
                 "client runs itself are supported",
             )
+        known = (*_TOOL, "function") if nested else _TOOL
+        direct = tool.get("allowed_callers") == ["direct"]
+        refuse_unknown(tool, (*known, "allowed_callers") if direct else known, f"tools[{number}]")
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
             raise ApiError(
@@ -306,7 +364,7 @@ def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
                 f"tools[{number}] must have a 'name' that is a text of at most {LONGEST_NAME} characters, "
                 f"found {brief(name)}",
             )
-        shown = ("name", "description", "parameters")
+        shown = ("name", "description", "parameters", "output_schema")
         functions.append(function if nested else {key: function[key] for key in shown if function.get(key)})
     return functions
 
@@ -330,6 +388,35 @@ def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
     return [{"role": "system", "content": tools.told()}, *messages]
 
 
+def id_of(given: Any) -> str:
+    return given if isinstance(given, str) else ""
+
+
+def thought_before(thought: str) -> str:
+    """The beginning of an answer that was thought about before; empty without a thought."""
+    return f"{THINK}\n{thought}\n{THOUGHT}\n\n" if thought else ""
+
+
+def with_speakers(messages: list[Message], names: Sequence[Any]) -> list[Message]:
+    """The messages, each with its speaker's name at its head where a role has several; results of tools have none.
+
+    Raises ApiError (400) for what is no name.
+    """
+    spoken: dict[str, set[str]] = {}
+    for number, (message, name) in enumerate(zip(messages, names, strict=True)):
+        if name is not None and (not isinstance(name, str) or has_controls(name) or len(name) > LONGEST_NAME):
+            raise ApiError(400, f"messages[{number}]: 'name' must be a text of one line, found {brief(name)}")
+        spoken.setdefault(message["role"], set()).add(name or "")
+    known = {name for role, found in spoken.items() if role != "tool" for name in found if name}
+    several = {role for role, found in spoken.items() if role != "tool" and len(found) > 1}
+    return [
+        {**message, "content": f"{name}: " * bool(name) + quoted(message["content"], known)}
+        if message["role"] in several
+        else message
+        for message, name in zip(messages, names, strict=True)
+    ]
+
+
 def text_of(content: Any, where: str, *, needed: bool = False) -> str:
     """The text of a message; a list of text parts is joined. Raises ApiError (400)."""
     if content is None and not needed:
@@ -339,6 +426,8 @@ def text_of(content: Any, where: str, *, needed: bool = False) -> str:
     if isinstance(content, list):
         texts = [_text_of_part(part) for part in content]
         if all(text is not None for text in texts):
+            for part in content:
+                refuse_unknown(part, _PART, where)
             return clean_text("".join(text for text in texts if text is not None))
     raise ApiError(
         400,

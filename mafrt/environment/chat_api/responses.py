@@ -26,9 +26,13 @@ from mafrt.environment.chat_api.protocol import (
     Events,
     Fields,
     functions_of,
+    id_of,
+    in_order,
     parts_of,
     read_form,
+    read_part,
     read_tools,
+    refuse_unknown,
     role_of,
     shown_logprobs,
     text_of,
@@ -36,6 +40,11 @@ from mafrt.environment.chat_api.protocol import (
     written_call,
 )
 
+_ITEMS = {
+    "message": ("type", "role", "content", "id", "status", "phase"),
+    "function_call": ("type", "id", "call_id", "name", "arguments", "status"),
+    "function_call_output": ("type", "id", "call_id", "name", "output", "status"),
+}
 LOGPROBS = "message.output_text.logprobs"
 
 _READ = {
@@ -131,9 +140,17 @@ class Responses:
             entry not in (LOGPROBS, "reasoning.encrypted_content") for entry in include
         ):
             raise ApiError(400, f"'include' may hold {LOGPROBS} alone, found {brief(include)}")
-        text = body.get("text") or {}
-        if not isinstance(text, dict):
-            raise ApiError(400, f"'text' must be an object, found {brief(text)}")
+        text = read_part(body, "text", ("format", "verbosity"))
+        read_part(body, "stream_options", ("include_obfuscation",))
+        # The first two are hints, and there are no summaries.
+        reasoning = read_part(body, "reasoning", ("effort", "summary", "generate_summary", "mode", "context"))
+        if reasoning.get("mode") not in (None, "standard"):
+            raise ApiError(400, "'reasoning.mode' must be standard: there is one way to answer")
+        if reasoning.get("context") not in (None, "auto", "current_turn"):
+            raise ApiError(400, "'reasoning.context' must be current_turn: earlier thoughts are no part of a prompt")
+        caches = read_part(body, "prompt_cache_options", ("mode", "ttl", "comparison_response_id", "prewarm"))
+        if caches.get("prewarm"):
+            raise ApiError(400, "'prompt_cache_options.prewarm' is not supported: every request is answered")
         instructions = body.get("instructions")
         if instructions is not None and not isinstance(instructions, str):
             raise ApiError(400, f"'instructions' must be a text, found {brief(instructions)}")
@@ -197,24 +214,35 @@ def _messages(items: list[Any]) -> list[Message]:
     messages: list[Message] = []
     open_call = False
     """whether the last message is an agent's and may still take calls"""
+    asked: list[str] = []
+    """ids of its calls"""
+    results: list[tuple[str, Message]] = []
+    """of these"""
     for number, item in enumerate(items):
         where = f"input[{number}]"
         if not isinstance(item, dict):
             raise ApiError(400, f"{where} must be an object, found {brief(item)}")
         kind = item.get("type", "message")
+        if isinstance(kind, str) and kind in _ITEMS:
+            refuse_unknown(item, _ITEMS[kind], where)
+        if kind in ("message", "function_call") and results:
+            asked, results = [], []
         if kind == "message":
             role = role_of(item, ROLES, where)
             messages.append({"role": role, "content": text_of(item.get("content"), where, needed=role != "assistant")})
             open_call = role == "assistant"
         elif kind == "function_call":
             text = written_call(item.get("name"), item.get("arguments"), where)
+            asked.append(id_of(item.get("call_id")))
             if open_call:
                 messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{text}".strip()}
             else:
                 messages.append({"role": "assistant", "content": text})
             open_call = True
         elif kind == "function_call_output":
-            messages.append({"role": "tool", "content": text_of(item.get("output"), where)})
+            result: Message = {"role": "tool", "content": text_of(item.get("output"), where)}
+            results.append((id_of(item.get("call_id")), result))
+            messages[len(messages) - len(results) + 1 :] = in_order(asked, results, where)
             open_call = False
         elif kind != "reasoning":  # thoughts of earlier turns are no part of a prompt
             raise ApiError(
