@@ -197,6 +197,42 @@ def test_calls_that_their_client_has_left_hold_no_thread():
         server.close()
 
 
+class Waiting(Walk):
+    let = threading.Event()
+    begun = 0
+
+    def step(self, actions):
+        Waiting.begun += 1
+        self.let.wait(60)
+        return super().step(actions)
+
+
+def test_calls_that_wait_for_another_sessions_end_with_their_clients():
+    server = serve(env=Session(Waiting()))
+    try:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = rpc.EnvironmentStub(channel)
+            sessions = [stub.Open(pb.OpenRequest(name="Walk")).id for _ in range(6)]
+            for session in sessions:
+                stub.Reset(pb.ResetRequest(session=session, seed=4, task=0))
+            action = pb.Action(agent="left", text="a")
+            asked = [pb.StepRequest(session=session, number=0, actions=[action]) for session in sessions]
+            first = stub.Step.future(asked[0], timeout=60)
+            deadline = time.monotonic() + 60
+            while Waiting.begun < 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            left = [stub.Step.future(ask, timeout=0.5) for ask in asked[1:]]
+            assert all(call.exception() is not None for call in left)
+            time.sleep(0.5)
+            Waiting.let.set()
+            # What nobody waits for is not played, and is there to be asked for again.
+            assert not first.result().HasField("failure")
+            assert not stub.Step(asked[1], timeout=60).HasField("failure") and Waiting.begun == 2
+    finally:
+        Waiting.let.set()
+        server.close()
+
+
 def test_health_needs_no_token_and_everything_else_does(monkeypatch):
     guarded = serve(token="secret")
     try:

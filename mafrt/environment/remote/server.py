@@ -46,6 +46,10 @@ _LOOK_S = 0.1
 """interval in which a call that waits for its session looks whether its client is still there"""
 
 
+_WAITS = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 900_000))
+"""for a connection that says nothing, and for one without calls, whose client opens another"""
+
+
 @dataclass(frozen=True)
 class ServedEnv:
     """An environment of a server."""
@@ -105,7 +109,7 @@ class EnvironmentServer:
         # Environments that do not wait for something outside are written for one thread.
         self._turn: Any = threading.Lock()
         self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS), interceptors=[_Token(token)] if token else [], options=OPTIONS
+            ThreadPoolExecutor(_THREADS), interceptors=[_Token(token)] if token else [], options=[*OPTIONS, *_WAITS]
         )
         rpc.serve(self, self._server)
         self._health = health.HealthServicer()
@@ -176,7 +180,7 @@ class EnvironmentServer:
             def reset() -> pb.ResetReply:
                 return pack_reset(*opened.session.reset(seed=request.seed, options=options))
 
-            return cast(pb.ResetReply, self._answer(opened.session, "reset", reset, pb.ResetReply))
+            return cast(pb.ResetReply, self._answer(opened.session, "reset", reset, pb.ResetReply, context))
 
     def Step(self, request: pb.StepRequest, context: grpc.ServicerContext) -> pb.StepReply:
         with self._using(request.session, context) as opened:
@@ -192,7 +196,7 @@ class EnvironmentServer:
             def step() -> pb.StepReply:
                 return pack_result(opened.session.step(unpack_actions(request.actions)))
 
-            opened.last = self._answer(opened.session, "step", step, pb.StepReply)
+            opened.last = self._answer(opened.session, "step", step, pb.StepReply, context)
             opened.steps += 1
             return opened.last
 
@@ -212,23 +216,24 @@ class EnvironmentServer:
             opened = self._sessions.get(name)
         if opened is None:
             _abort(context, grpc.StatusCode.NOT_FOUND, "no such session: idle for too long, or of another server")
-        # A call that its client has left must not hold a thread for as long as the one before it takes.
-        while not opened.lock.acquire(timeout=_LOOK_S):
-            if not context.is_active():
-                _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
-        try:
+        with _held(opened.lock, context):
             opened.used = time.monotonic()
             yield opened
             opened.used = time.monotonic()
-        finally:
-            opened.lock.release()
 
-    def _answer(self, session: Session, method: str, call: Callable[[], Any], reply: Callable[..., Any]) -> Any:
+    def _answer(
+        self,
+        session: Session,
+        method: str,
+        call: Callable[[], Any],
+        reply: Callable[..., Any],
+        context: grpc.ServicerContext,
+    ) -> Any:
         """The reply of a call; an error of the environment is a reply too."""
         try:
             if session.blocking:
                 return call()
-            with self._turn:
+            with _held(self._turn, context):
                 return call()
         except MafrtError as error:
             return reply(failure=pack_failure(error))
@@ -270,6 +275,20 @@ class _Token(grpc.ServerInterceptor):
         if hmac.compare_digest(given.encode(), self._expected.encode()):
             return continuation(details)
         return self._refused
+
+
+@contextmanager
+def _held(lock: threading.Lock, context: grpc.ServicerContext) -> Iterator[None]:
+    """Hold a lock, unless the client leaves before it is free: its call must not hold a thread, nor be made."""
+    while not lock.acquire(timeout=_LOOK_S):
+        if not context.is_active():
+            _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
+    try:
+        if not context.is_active():
+            _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
+        yield
+    finally:
+        lock.release()
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> NoReturn:
