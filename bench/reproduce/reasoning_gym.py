@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ TASKS: dict[str, dict[str, int]] = {
 TEAM = [{"role": "solver", "prompt": "Give the answer only.", "with_answer": True}]
 TRAINED_ON = 2000
 """training tasks of each data set; the last of them are imitated"""
-IMITATE = ("--lr", 5e-4, "--batch_size", 8, "--lora_rank", 16, "--lora_alpha", 32)
+IMITATE = ("--batch_size", 8, "--lora_rank", 16, "--lora_alpha", 32)
 LEARN = ("--algorithm", "grpo", "--n_samples", 8, "--ppo_epoch", 1, "--lr", 3e-4, "--lora_rank", 16, "--lora_alpha", 32)
 SAMPLES = 4
 
@@ -50,59 +50,90 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def answers(name: str, team: Team, number: int) -> Iterator[dict[str, str]]:
-    """Records of the answers of the last training tasks."""
-    env = make_env(f"reasoning_gym:{name}", team=team, level=0, size=TRAINED_ON, config=TASKS[name])
+def answer_of_task(agent: str, info: Mapping[str, Any]) -> str:
+    return str(info["answer"])
+
+
+def demonstrations(
+    name: str,
+    config: dict[str, int],
+    team: Team,
+    number: int,
+    say: Callable[[str, Mapping[str, Any]], str] = answer_of_task,
+) -> Iterator[dict[str, str]]:
+    """Records of the last `number` training tasks, played with what `say` gives for an agent and a task's info."""
+    env = make_env(f"reasoning_gym:{name}", team=team, level=0, size=TRAINED_ON, config=config)
     for task in range(TRAINED_ON - number, TRAINED_ON):
         seen, info = env.reset(seed=task, options={"task": task})
-        ((agent, text),) = seen.items()
-        yield {"agent": agent, "prompt": str(text), "response": info["answer"]}
+        while seen:
+            ((agent, text),) = seen.items()
+            said = say(agent, info)
+            yield {"agent": agent, "prompt": str(text), "response": said}
+            seen = env.step({agent: said}).observations
 
 
 def evaluate(args: argparse.Namespace, name: str, adapters: Path, path: Path, *words: object) -> dict[str, Any]:
-    from mafrt.scripts import evaluate as command
-
-    if not path.is_file():
-        run(
-            command.main, *played(args, name), *("--load_path", adapters, "--tasks", args.tasks, "--k", SAMPLES),
-            *(*words, "--output", path),
-        )  # fmt: skip
-    found = json.loads(path.read_text(encoding="utf-8"))
-    scores = [score for each in found["scores"].values() for score in each]
-    metrics, solved = found["metrics"], sum(score >= 1 for score in scores) / len(scores)
-    own = {"sampled": metrics[f"eval/avg@{SAMPLES}"], "greedy": metrics["eval/greedy"], "solved": solved}
+    found = tested(args, (*played(args, name, TASKS[name]), "--k", SAMPLES, *words), adapters, path)
+    metrics = found["metrics"]
+    own = {"sampled": metrics[f"eval/avg@{SAMPLES}"], "greedy": metrics["eval/greedy"], "solved": solved(found)}
     return own | {"baselines": found["baselines"]}
 
 
-def played(args: argparse.Namespace, name: str) -> tuple[object, ...]:
+def tested(args: argparse.Namespace, words: Sequence[object], adapters: Path, path: Path) -> dict[str, Any]:
+    """What `mafrt evaluate` finds on the test tasks; read from `path` if it is there."""
+    from mafrt.scripts import evaluate as command
+
+    if not path.is_file():
+        run(command.main, *words, "--load_path", adapters, "--tasks", args.tasks, "--output", path)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def solved(found: Mapping[str, Any]) -> float:
+    """The share of sampled answers whose score is 1."""
+    scores = [score for each in found["scores"].values() for score in each]
+    return float(sum(score >= 1 for score in scores) / len(scores))
+
+
+def played(args: argparse.Namespace, name: str, config: dict[str, int], team: str = "team.json") -> tuple[object, ...]:
     """The words that say what is played."""
-    settings = {"level": 0, "size": TRAINED_ON, "config": TASKS[name]}
+    settings = {"level": 0, "size": TRAINED_ON, "config": config}
     env = ("--env", f"reasoning_gym:{name}", "--env_kwargs", json.dumps(settings))
-    return (*env, *base(args), "--max_new_tokens", args.max_new_tokens)
+    return (*env, *base(args, team), "--max_new_tokens", args.max_new_tokens)
 
 
-def base(args: argparse.Namespace) -> tuple[object, ...]:
-    return ("--model_name_or_path", args.model_name_or_path, "--profile_path", args.output / "team.json")
+def base(args: argparse.Namespace, team: str = "team.json") -> tuple[object, ...]:
+    return ("--model_name_or_path", args.model_name_or_path, "--profile_path", args.output / team)
+
+
+def imitated(
+    args: argparse.Namespace, start: Path, said: Iterator[dict[str, str]], rate: float = 5e-4, team: str = "team.json"
+) -> Path:
+    """The adapters that have imitated these records, which are written beside their folder."""
+    from mafrt.scripts import train_sft
+
+    if not (start / "adapters").is_dir():
+        records = start.with_suffix(".jsonl")
+        records.write_text("".join(json.dumps(each) + "\n" for each in said), encoding="utf-8")
+        run(train_sft.main, "--records_path", records, *base(args, team), *IMITATE, "--lr", rate, "--run_dir", start)
+    return start / "adapters"
 
 
 def learnt(args: argparse.Namespace, name: str) -> list[str]:
     """Train on one data set; the lines of its table."""
-    from mafrt.scripts import train, train_sft
+    from mafrt.scripts import train
 
     out: Path = args.output / name
     out.mkdir(parents=True, exist_ok=True)
-    records, start = out / "answers.jsonl", out / "start"
-    if not (start / "adapters").is_dir():
-        said = answers(name, Team.load(args.output / "team.json"), args.imitated)
-        records.write_text("".join(json.dumps(each) + "\n" for each in said), encoding="utf-8")
-        run(train_sft.main, "--records_path", records, *base(args), *IMITATE, "--run_dir", start)
-    before = evaluate(args, name, start / "adapters", out / "start.json")
+    said = demonstrations(name, TASKS[name], Team.load(args.output / "team.json"), args.imitated)
+    start = imitated(args, out / "start", said)
+    before = evaluate(args, name, start, out / "start.json")
     runs = []
     for seed in args.seeds:
         folder = out / f"seed_{seed}"
         if not (folder / "summary.json").is_file():
             run(
-                train.main, *played(args, name), *LEARN, "--load_path", start / "adapters", "--seed", seed,
+                train.main, *played(args, name, TASKS[name]), *LEARN, "--load_path", start, "--seed", seed,
                 *("--iterations", args.iterations, "--n_rollout_threads", args.episodes, "--eval_interval", 10),
                 *("--eval_episodes", 64, "--run_dir", folder), makes=folder / "summary.json",
             )  # fmt: skip

@@ -18,7 +18,7 @@ need("reasoning_gym")
 def test_the_form_is_learnt_from_right_answers_to_training_tasks(name, tmp_path):
     (tmp_path / "team.json").write_text(json.dumps(reasoning_gym.TEAM))
     team = Team.load(tmp_path / "team.json")
-    records = list(reasoning_gym.answers(name, team, 6))
+    records = list(reasoning_gym.demonstrations(name, reasoning_gym.TASKS[name], team, 6))
     settings = {"level": 0, "size": reasoning_gym.TRAINED_ON, "config": reasoning_gym.TASKS[name]}
     env = make_env(f"reasoning_gym:{name}", team=team, **settings)
     for task, record in enumerate(records, reasoning_gym.TRAINED_ON - 6):
