@@ -18,6 +18,7 @@ from typing import Any
 from bench._tables import over_seeds
 from bench.reproduce._commands import run
 from mafrt.config.team import Team
+from mafrt.core.types import Observation
 from mafrt.environment.registry import make_env
 
 TASKS: dict[str, dict[str, int]] = {
@@ -64,7 +65,8 @@ def demonstrations(
     """Records of the last `number` training tasks, played with what `say` gives for an agent and a task's info."""
     env = make_env(f"reasoning_gym:{name}", team=team, level=0, size=TRAINED_ON, config=config)
     for task in range(TRAINED_ON - number, TRAINED_ON):
-        seen, info = env.reset(seed=task, options={"task": task})
+        first, info = env.reset(seed=task, options={"task": task})
+        seen: Mapping[str, Observation] = first
         while seen:
             ((agent, text),) = seen.items()
             said = say(agent, info)
