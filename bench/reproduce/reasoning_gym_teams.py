@@ -191,13 +191,22 @@ def judged(agent: str, saw: str, said: str) -> dict[str, float]:
 
 
 class Parts(Coach):
-    """Scores a turn by the parts that it has, in equal shares."""
+    """Scores a turn by the parts that it has, in equal shares.
+
+    Who says both parts is paid for an answer only as far as the work is right. Else it learns to say work from which
+    the answer is easy (`4*0=0 2*0=0`, then 0); a finisher does not choose its work.
+    """
 
     name = "parts"
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        found = [judged(case.agent, case.saw, case.said) for case in cases]
-        return [Scored(10 * statistics.fmean(each.values()), json.dumps(each)) for each in found]
+        return [self._one(judged(case.agent, case.saw, case.said)) for case in cases]
+
+    def _one(self, parts: Mapping[str, float]) -> Scored:
+        paid = dict(parts)
+        if "work" in paid and "answer" in paid:
+            paid["answer"] *= paid["work"]
+        return Scored(10 * statistics.fmean(paid.values()), json.dumps(parts))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -54,7 +54,10 @@ SUM = "Problem: State the final answer to the following arithmetic problem: 4 + 
         ("finisher", f"{SUM}\nworker: 4+1=5 5-9=-3", "-5", 10),
         ("finisher", f"{SUM}\nworker: 4+1=5 5-9=-3", "-6", 0),
         ("finisher", f"{SUM}\nworker: nothing", "-6", 0),
-        ("solver", SUM, "4+1=5 5-9=-3\n-5", 7.5),
+        # Who says both is not paid for an answer to work that it made easy.
+        ("solver", SUM, "4+1=5 5-9=-3\n-5", 5),
+        ("solver", SUM, "4+1=5 5-9=-4\n-5", 5),
+        ("solver", SUM, "0\n-2", 0),
         ("solver", SUM, "-6", 0),
         ("solver", "Problem: Spell this word backward (example: sun -> nus): tool", "t o o l\nloot", 10),
         ("finisher", "Problem: Solve for z: 5 - 8*z = -19\nworker: 8*z=24", "3", 10),
