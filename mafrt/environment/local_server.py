@@ -324,7 +324,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
                 self.transport.close()
 
     settings = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none", **more}
-    waits = {"timeout_keep_alive": IDLE_S, "timeout_graceful_shutdown": CLOSING_S}
+    waits: dict[str, Any] = {"timeout_keep_alive": IDLE_S, "timeout_graceful_shutdown": CLOSING_S}
     return uvicorn.Server(uvicorn.Config(app, http=Bounded, **waits, **settings))
 
 
