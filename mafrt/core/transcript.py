@@ -33,9 +33,8 @@ def speakers(names: Iterable[str]) -> tuple[str, ...]:
 def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = (), inside: bool = True) -> str:
     """`text` as it can stand in a transcript: its lines begin with `> ` if one could be read as another part's first.
 
-    That is a line that has one of `names` before a colon, whatever stands around it, a line that is such a name, or one
-    of `headings`; looks alone decide (`mafrt.core.lookalikes`).
-    `inside`: `text` follows on the line of its own speaker, so that its first line begins nothing.
+    So could a line with one of `names` before a colon, a line that is such a name, and one of `headings`; looks alone
+    decide (`mafrt.core.lookalikes`). `inside`: `text` follows on the line of its own speaker.
     """
     lines = _LINE_END.split(text)
     if inside and len(lines) == 1:
