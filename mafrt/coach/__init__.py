@@ -100,12 +100,12 @@ def _own(path: str, kind: str) -> Coach:
             raise ConfigError(f"{unknown('coach', kind, coach_names())} (As package.module:Class: {error}.)") from error
         raise ConfigError(f"coach {error}") from error
     try:
-        coach = made()
+        given = made()
     except MafrtError:
         raise
     # It is the user's class, so any error is possible, and the sentence names the class.
     except Exception as error:
         raise CoachError(f"coach {path} could not be built: {type(error).__name__}: {error}") from error
-    check_coach(coach, path)
+    coach = check_coach(given, path)
     coach.name = coach.name or path
     return coach

@@ -21,13 +21,14 @@ _LOOK_S = 0.2
 """Seconds between two looks at a request to stop."""
 
 
-def check_coach(coach: object, name: str = "") -> None:
-    """Raise ConfigError unless `coach` is a Coach with a `judge` of its own; `name`: how it was asked for."""
+def check_coach(coach: object, name: str = "") -> Coach:
+    """`coach`; raises ConfigError unless it is a Coach with a `judge` of its own. `name`: how it was asked for."""
     said = f"coach {name}" if name else "the coach"
     if not isinstance(coach, Coach):
         raise ConfigError(f"{said} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
     if type(coach).judge is Coach.judge:
         raise ConfigError(f"{said}{place_of(type(coach))} lacks judge(self, cases); define it.")
+    return coach
 
 
 def verdicts_of(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[Any]:

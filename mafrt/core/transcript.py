@@ -41,9 +41,8 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
         return text
     keys = {looks(name) for name in names} - {""}
     alone = keys | {looks(line) for line in headings} - {""}
-    if not any(looks(line) in alone or _names_before_colon(line, keys) for line in lines[inside:]):
-        return text
-    return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])])
+    found = any(looks(line) in alone or _names_before_colon(line, keys) for line in lines[inside:])
+    return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])]) if found else text
 
 
 def _names_before_colon(line: str, names: set[str]) -> bool:
