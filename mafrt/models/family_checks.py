@@ -104,16 +104,16 @@ def settle(base: Any) -> None:
             f"{base.name} ({base.config.model_type}) cannot read text alone: found {error_line(error)}; expected a "
             "causal language model"
         ) from error
-    if bool(logits.isnan().any()):
-        raise ModelError(
-            f"{base.name} ({base.config.model_type}) computes what is no number (NaN); expected weights and a "
-            "config.json that belong together, and are whole; take another copy, or another --dtype"
-        )
     if getattr(base.model, "is_quantized", False):
         # LLM.int8 takes whole columns apart for one large number at any token: only the configuration can be asked.
         causal = not any(getattr(base.config, name, None) in values for name, values in BOTH_WAYS.items())
     else:
         causal = close(_tried(lambda: _of_model(base, ids[:, :6])), logits[:, :6])
+    if not causal and bool(logits.isnan().any()):  # which is unequal to itself
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}) computes what is no number (NaN); expected weights and a "
+            "config.json that belong together, and are whole; take another copy, or another --dtype"
+        )
     if not causal:
         raise ModelError(
             f"{base.name} ({base.config.model_type}) is no causal language model: what it computes at a token depends "
