@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,15 +153,20 @@ def learnt(args: argparse.Namespace, name: str) -> list[str]:
     return lines
 
 
+def write_table(args: argparse.Namespace, head: str, rows: Callable[[argparse.Namespace, str], list[str]]) -> None:
+    """Write the `rows` of each data set below `head`, after every one of them, and print all in the end."""
+    lines = [head, re.sub("[^|]+", "---", head)]
+    for name in args.data_sets:
+        lines += rows(args, name)
+        (args.output / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "team.json").write_text(json.dumps(TEAM), encoding="utf-8")
-    lines = ["| data set | sampled | greedy | solved, sampled | by seed, sampled |", "|---|---|---|---|---|"]
-    for name in args.data_sets:
-        lines += learnt(args, name)
-        (args.output / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    write_table(args, "| data set | sampled | greedy | solved, sampled | by seed, sampled |", learnt)
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench._tables import over_seeds
 from bench.reproduce._commands import run
-from bench.reproduce.reasoning_gym import demonstrations, imitated, played, solved, tested
+from bench.reproduce.reasoning_gym import demonstrations, imitated, played, solved, tested, write_table
 from mafrt.coach.base import Case, Coach
 from mafrt.config.team import Team
 from mafrt.core.types import Scored, Verdict
@@ -326,12 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     for side, team in SIDES.items():
         (args.output / f"{side}.json").write_text(json.dumps(team), encoding="utf-8")
-    lines = ["| data set | player | rate | sampled | solved | work right | answer follows | sampled, by seed |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for name in args.data_sets:
-        lines += compared(args, name)
-        (args.output / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    head = "| data set | player | rate | sampled | solved | work right | answer follows | sampled, by seed |"
+    write_table(args, head, compared)
     return 0
 
 

@@ -157,12 +157,10 @@ def split_calls(text: str, fences: bool = True, tools: Schemas = {}) -> tuple[st
     parts = [part for part in _parts(text, False, fences) if not part.thought]
     calls = [call for part in parts for call in part.calls]
     first = next((place for place, part in enumerate(parts) if part.calls or part.open), len(parts))
-    words = "".join(text[part.start : part.end] for part in parts[:first])
-    spoken = "".join(
-        re.sub(r"\S", "\u00b7", text[part.start : part.end]) if part.quoted else text[part.start : part.end]
-        for part in parts[:first]
-    ).strip()
-    words = words.strip()
+    pieces = [(text[part.start : part.end], part.quoted) for part in parts[:first]]
+    words = "".join(piece for piece, _ in pieces).strip()
+    # In what is quoted no call is looked for; places stay as they are.
+    spoken = "".join(re.sub(r"\S", "\u00b7", piece) if quoted else piece for piece, quoted in pieces).strip()
     if problem := next((part.open for part in parts if part.open), ""):
         return words, [BadCall(f"{BAD}{problem}.")]
     if not calls and (listed := bare_list(words)):

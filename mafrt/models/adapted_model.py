@@ -73,9 +73,9 @@ class AdaptedModel:
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
         self._linear_paths: dict[str, tuple[int, int]] | None = None
+        """kept from the first adapter on, since no layer comes or goes then"""
         self._told: set[frozenset[str]] = set()
         """sets of layers of which it was said what they leave out"""
-        """kept from the first adapter on, since no layer comes or goes then"""
 
     @property
     def adapters(self) -> dict[str, int]:
