@@ -23,6 +23,7 @@ from mafrt.models.compute import compute_for
 from mafrt.models.invocation import active_from, invocation_of
 from mafrt.models.multi_lora import StackedLoRALinear
 from mafrt.models.peft_format import AdapterShape, PeftFiles, matches, stems
+from mafrt.models.routers import routers
 
 if TYPE_CHECKING:
     from mafrt.models.expert_lora import AdaptedExperts, StackedLoRAExperts
@@ -33,8 +34,6 @@ BLOCK = re.compile(r"\.\d+\.")
 """in the path of a layer: the number of its block"""
 NO_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """families whose kernels read `out_proj` past its module, so that PEFT refuses adapters on it"""
-ROUTER = re.compile(r"(^|[._])(router|gate)(\.|$)|expert_gate$")
-"""in the rest of the path: layers that choose experts"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class AdaptedModel:
         self._decoder = _decoder_path(model)
         self.unrouted: frozenset[str] = frozenset()
         """linear layers on which no adapter can act, as `family_checks` found"""
+        self._routers = tuple(routers(model))
         self.fused = _fused_experts(model)
         """path -> (in, out, experts) of every parameter that holds a matrix of each expert of a block"""
         self.context = LoraContext()
@@ -186,7 +186,10 @@ class AdaptedModel:
             return False
         if self.model.config.model_type in NO_OUT_PROJ and path.endswith(".out_proj"):
             return False
-        return block is not None and path.startswith(self._decoder) and not ROUTER.search(path[block.end() :])
+        return block is not None and path.startswith(self._decoder) and not self._of_router(path)
+
+    def _of_router(self, path: str) -> bool:
+        return any(path == router or path.startswith(f"{router}.") for router in self._routers)
 
     def left_out(self, layers: Collection[str]) -> list[str]:
         """Kinds of matrices in the decoder blocks that an adapter of these layers leaves out, each with a reason."""
@@ -199,7 +202,7 @@ class AdaptedModel:
             if parameter.dim() < 2 or layer in layers or path in layers:
                 continue
             kind = path[block.end() :].removesuffix(".weight").removesuffix(".base_layer")
-            why = "router" if ROUTER.search(kind) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
+            why = "router" if self._of_router(layer) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
             kinds[f"{kind} ({why})" if why else kind] = True
         return list(kinds)
 
