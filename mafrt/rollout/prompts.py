@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.environment.tool_calls import OWN_MARKUP
 from mafrt.models.invocation import PLAIN
 from mafrt.models.outside_text import ANCHORS, Placeholders, controls_of, encode_outside
+from mafrt.rollout.other_chats import otherwise
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,11 @@ def fill_prompt(tokenizer: Any, system: str, observation: Observation, at: str) 
     if not template:  # the schemas of tools stand in the lines like any other message
         return stand_ins, "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
     write = _with_tool_messages if any(line["role"] in (TOOLS, "tool") for line in messages) else _template
-    try:
+    with contextlib.suppress(EnvError):
         text = write(tokenizer, messages)
-    except EnvError as error:
-        return stand_ins, _without_system_message(write, tokenizer, messages, error)
-    told = next((line["content"].split("\n")[0].strip() for line in messages[:2] if line["role"] == "system"), "")
-    return stand_ins, text if told in text else _without_system_message(write, tokenizer, messages)
+        if all(line["content"].strip() in text for line in messages if line["role"] != TOOLS):
+            return stand_ins, text
+    return stand_ins, otherwise(write, tokenizer, messages)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -109,28 +110,6 @@ def _hidden_deep(value: Any, stand_ins: Placeholders) -> Any:
     if isinstance(value, dict):
         return {stand_ins.hide(key): _hidden_deep(entry, stand_ins) for key, entry in value.items()}
     return value
-
-
-def _without_system_message(
-    write: Callable[[Any, list[Message]], str],
-    tokenizer: Any,
-    messages: list[Message],
-    refused: EnvError | None = None,
-) -> str:
-    """The chat as text, a system message before the user's words: Gemma 2's template refuses one, and others drop it.
-
-    Raises `refused`, of the chat as it is, where this does not help.
-    """
-    at = 1 if messages[0]["role"] == TOOLS else 0
-    roles = [message["role"] for message in messages[at : at + 2]]
-    try:
-        if roles != ["system", "user"]:
-            return write(tokenizer, messages)
-        system, first, *others = messages[at:]
-        first = {**first, "content": f"{system['content']}\n\n{first['content']}"}
-        return write(tokenizer, [*messages[:at], first, *others])
-    except EnvError as error:
-        raise refused or error from None
 
 
 def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
