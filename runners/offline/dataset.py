@@ -28,6 +28,7 @@ from mafrt.core.text import brief, clean_deep, error_line, keys_of
 from mafrt.core.types import Observation, Stop, Turn
 from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.rollout.prompts import encode_answer, encode_prompt
+from mafrt.runners.offline.chat_fields import with_fields_in_text
 
 ONLY_AGENT = "solver"
 """Name of the agent of records that name none, as of tasks with a reward function."""
@@ -80,7 +81,8 @@ class RecordPasses:
 
 def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:
     """The records of JSONL files and of Hugging Face's data sets (`mafrt.core.hf_datasets`), in order, with one answer
-    per name in `fields`. Fields of other names are ignored. Without a team, and without an `agent` in the first record,
+    per name in `fields`. Fields of other names are ignored, but for calls, thoughts and tools of chats
+    (`chat_fields`). Without a team, and without an `agent` in the first record,
     all are of one agent.
 
     Raises:
@@ -94,7 +96,7 @@ def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None)
             ((where, _filled(clean_deep(row))) for where, row in dataset_rows(path)) if is_dataset(path) else ()
         )
         for where, written in of_dataset or lines(Path(path)):
-            record = in_our_layout(written, fields)
+            record = in_our_layout(with_fields_in_text(where, written), fields)
             if team is None and not groups and "agent" not in record:
                 team = Team.of((ONLY_AGENT,))  # as in the files of other libraries, which know one model
             agent, seen = agent_of(where, record, team), _seen(where, record)
