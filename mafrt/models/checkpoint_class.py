@@ -286,7 +286,12 @@ def _weight_files(folder: Path) -> list[Path]:
     """The files of weights in a folder; ValueError where one is missing, a pipe or a device."""
     files = set(folder.glob("*.safetensors")) or set(folder.glob("pytorch_model*.bin"))
     for index in folder.glob("*.index.json"):
-        parts = parse_json(read_text(index))["weight_map"]
+        try:
+            parts = parse_json(read_text(index))["weight_map"]
+        except (ValueError, RecursionError):
+            raise KeyError(index.name) from None
+        if not parts:
+            raise KeyError(index.name)
         files |= {folder / part for part in parts.values() if index.name.startswith(("model.s", "pytorch"))}
     for file in sorted(files):
         if not file.is_file():

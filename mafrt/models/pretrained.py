@@ -167,6 +167,7 @@ def check_base(
     from transformers import AutoConfig, AutoTokenizer
 
     from mafrt.models.checkpoint_class import check_token_ids, check_weights, read_config, refuse_other_kinds
+    from mafrt.models.config_values import check_values
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name)
@@ -183,6 +184,7 @@ def check_base(
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer = AutoTokenizer.from_pretrained(path, **where)
         own = AutoConfig.from_pretrained(path, **where)
+    check_values(name, config, own, tokenizer, folder)
     check_tokenizer_ends(name, tokenizer)
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer.decode(tokenizer.encode("a b"))  # one that raises over any text
