@@ -7,14 +7,11 @@ fetched: a schema's references to other documents are faults.
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import signal
-import sys
+from collections.abc import Mapping
 from typing import Any
 
-from mafrt.core.bounded_worker import limit
+from mafrt.core.bounded_worker import answer_requests, replies
+from mafrt.core.text import brief
 from mafrt.envs.tools.calculator import compute
 from mafrt.envs.tools.failed import Failed
 
@@ -22,10 +19,6 @@ MEMORY_MIB = 1024
 CPU_S = 1.0
 KILL_AFTER_CPU_S = 3
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-
-
-class OutOfTime(BaseException):
-    """Raised into the work by the timer; not an Exception, which a library might catch."""
 
 
 def foreign_reference(schema: Any) -> str | None:
@@ -50,8 +43,8 @@ def validator(schema: Any) -> Any:
     return kind, lambda: kind(schema, registry=Registry())
 
 
-def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """`fault`: a sentence, or None; `value` of an expression."""
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """`fault`: a sentence, or None; `value` of an expression; `where` the fault of arguments is."""
     if question["do"] == "compute":
         try:
             return {"fault": None, "value": compute(question["expression"])}
@@ -60,61 +53,27 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     import jsonschema
 
     schema = question["schema"]
-    if question["do"] == "schema":
-        if (elsewhere := foreign_reference(schema)) is not None:
-            return {"fault": f"it refers to another document, {elsewhere!r}"}
-        try:
+    try:
+        if question["do"] == "schema":
+            if (elsewhere := foreign_reference(schema)) is not None:
+                return {"fault": f"it refers to another document, {elsewhere!r}"}
             validator(schema)[0].check_schema(schema)
-        except jsonschema.SchemaError as error:
-            return {"fault": error.message[:300]}
-        return {"fault": None}
-    fault = jsonschema.exceptions.best_match(validator(schema)[1]().iter_errors(question["arguments"]))
+            return {"fault": None}
+        fault = jsonschema.exceptions.best_match(validator(schema)[1]().iter_errors(question["arguments"]))
+    except jsonschema.SchemaError as error:
+        return {"fault": error.message[:300]}
+    except Exception as error:  # the schema or the arguments brought it about; the sentence says what it was
+        return {"fault": f"it cannot be checked ({type(error).__name__})"}
     if fault is None:
         return {"fault": None}
-    return {
-        "fault": fault.message if len(fault.message) < 200 else None,
-        "found": None if len(fault.message) < 200 else fault.instance,
-        "where": ".".join(map(str, fault.absolute_path))[:200],
-        "wrong": True,
-    }
+    told = fault.message if len(fault.message) < 200 else f"found {brief(fault.instance)}"
+    return {"fault": told, "where": ".".join(map(str, fault.absolute_path))[:200]}
 
 
 def main() -> None:
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-
-    def interrupt(signum: int, frame: Any) -> None:
-        raise OutOfTime
-
-    signal.signal(signal.SIGPROF, interrupt)
+    reply = replies()
     answer({"do": "check", "schema": {"type": "object"}, "arguments": {}})  # its imports count against no question
-    limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
-    limit(resource.RLIMIT_FSIZE, 0)
-    limit(resource.RLIMIT_CORE, 0)
-    replies.write(json.dumps({"id": 0}) + "\n")
-    replies.flush()
-    for line in sys.stdin:
-        question = json.loads(line)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S)
-        try:
-            try:
-                signal.setitimer(signal.ITIMER_PROF, CPU_S, CPU_S)
-                said = answer(question)
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-        except OutOfTime:
-            said = {"late": True}
-        except Exception as error:  # the schema or the arguments brought it about; the sentence says what it was
-            said = {"fault": f"it cannot be checked ({type(error).__name__})", "wrong": True, "where": ""}
-        try:
-            text = json.dumps({**said, "id": question["id"]})
-        except (ValueError, RecursionError):
-            text = json.dumps({"fault": "it cannot be checked", "wrong": True, "where": "", "id": question["id"]})
-        replies.write(text + "\n")
-        replies.flush()
+    answer_requests(reply, answer, {}, memory_mib=MEMORY_MIB, cpu_s=CPU_S, kill_after_s=KILL_AFTER_CPU_S)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mafrt.core.asked_process import AskedProcess, EndedError
-from mafrt.core.text import brief, clean_text
+from mafrt.core.text import clean_text
 from mafrt.envs.tools.failed import Failed
 
 REPLY_S = 30.0
@@ -48,12 +48,10 @@ class Checker:
     def wrong(self, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
         """The first fault of arguments, as a clause; None if they fit. Raises Failed if that cannot be found out."""
         said = self._ask({"do": "check", "schema": schema, "arguments": arguments})
-        if not said.get("wrong"):
+        if (fault := said.get("fault")) is None:
             return None
         where = clean_text(str(said.get("where") or ""))
-        fault = said.get("fault")
-        text = f"found {brief(said.get('found'))}" if fault is None else clean_text(str(fault))
-        return f"{f' at {where}' if where else ''}: {text}"
+        return f"{f' at {where}' if where else ''}: {clean_text(str(fault))}"
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -77,7 +75,7 @@ class Checker:
                 break
             except EndedError:
                 continue
-            if said.get("late"):
+            if said["timeout"]:
                 break
             return said
         raise late
