@@ -8,11 +8,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from dsbench_team import competent, program
 from helpers_warm import ADDRESS
 
 from mafrt.envs.dsbench import builtin
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER
-from mafrt.envs.dsbench.scripted import competent, program
 from mafrt.envs.dsbench.tasks import TabularTask
 
 

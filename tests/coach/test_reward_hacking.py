@@ -8,16 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from dsbench_team import competent, play
 
 from mafrt.config.team import Team
 from mafrt.envs.code import CodeEnv, load_tasks
 from mafrt.envs.dsbench import DSBenchEnv, workspace
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER
-from mafrt.envs.dsbench.scripted import competent, play
 from mafrt.envs.dsbench.workspace import INSIDE
 from mafrt.envs.math import MathEnv, Task
 
-pytestmark = pytest.mark.takes(fast=45)
+pytestmark = pytest.mark.takes(fast=19)
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FENCE = "```"

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from dsbench_team import competent, play, program
 from helpers_dsbench import saboteurs, tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
@@ -23,12 +24,11 @@ from mafrt.envs.dsbench.demonstrations import careless, demonstrations, good, sa
 from mafrt.envs.dsbench.env import EpisodeProgress
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done, turns_of
 from mafrt.envs.dsbench.scoring import SubmissionScore
-from mafrt.envs.dsbench.scripted import competent, play, program
 from mafrt.envs.dsbench.workspace import FileSummary
 
 need("pandas", "sklearn")
 
-pytestmark = pytest.mark.takes(slow=50)
+pytestmark = pytest.mark.takes(slow=19)
 
 
 @pytest.fixture(scope="module")
