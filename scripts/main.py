@@ -20,7 +20,7 @@ ELSEWHERE = {
     "run_math.sh": "here it is mafrt train_math --config configs/recipes/dr_mas_math.yaml, and mafrt evaluate after it",
     "run_search.sh": "here it is mafrt train_search --config configs/recipes/dr_mas_search.yaml, and mafrt evaluate "
     "after it",
-    "run_spin.sh": "here it is mafrt train_dpo --online --env math --n_samples 8",
+    "run_spin.sh": "here it is mafrt train --env math --algorithm spin --n_samples 8",
 }
 """Commands and scripts of other libraries, and ours."""
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mafrt.config.schema import above, at_least
-from mafrt.core.errors import ConfigError
-from mafrt.scripts import train
-from mafrt.scripts.cli.command import Command, Settings, underscored
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 from mafrt.scripts.cli.run_main import run_main
 
@@ -30,8 +28,6 @@ class DpoSettings:
     """reference policy: the base without adapter, or the adapters before the first step"""
     min_gap: float = 0.0
     """two recorded turns make a pair if their returns differ by more than this"""
-    online: bool = False
-    """pairs from the team's own play: the flags are then those of mafrt train, with --algorithm spin"""
 
     def __post_init__(self) -> None:
         above(self, 0, "beta")
@@ -43,6 +39,7 @@ COMMAND = Command(
     "Tune each agent's adapter to preferences: pairs from files, or from recorded episodes that ended differently.",
     (DpoSettings, *OFFLINE),
     defaults={"lr": 5e-5},
+    refused={"online": "pairs from the team's own play are those of mafrt train --algorithm spin."},
     epilog="The adapters end up in RUN_DIR/adapters, which --load_path of any training script takes.",
 )
 
@@ -50,8 +47,6 @@ COMMAND = Command(
 def prepare(settings: Settings) -> OfflineTask:
     """Records, rule and team of a DPO run."""
     own = settings.make(DpoSettings)
-    if own.online:
-        raise ConfigError("online chooses the flags of the command, so a file comes too late; type --online.")
 
     def rule() -> RecordRule:
         from mafrt.runners.offline.dpo import Dpo
@@ -70,20 +65,8 @@ def prepare(settings: Settings) -> OfflineTask:
     return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Learn from records, or with `--online` from the team's own play."""
-    if "--online" not in argv:
-        return study(COMMAND, argv, prepare)
-    words = [word for word in argv if word != "--online"]
-    idle = COMMAND.settings().keys() - train.COMMAND.settings("spin").keys() - {"online", "batch_size"}
-    for name in (underscored(word).removeprefix("--").partition("=")[0] for word in words if word.startswith("--")):
-        if name in idle:
-            raise ConfigError(f"--{name} is for records, and --online learns from play; leave one of them out.")
-    return train.run([*words, "--algorithm", "spin"])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(run, argv)
+    return run_main(lambda words: study(COMMAND, words, prepare), argv)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from helpers_warm import run_python
 
 from mafrt.scripts import main as console
 
-pytestmark = pytest.mark.takes(fast=12, slow=36)
+pytestmark = pytest.mark.takes(slow=16)
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*.md")])
@@ -80,8 +80,6 @@ def test_commands_parse(document, line):
     argv = words[1:]
     if name == "train" and "--reward" in argv:
         name = "train_tasks"
-    if "--online" in argv:
-        name, argv = "train", [*(word for word in argv if word != "--online"), "--algorithm", "spin"]
     # These have parsers of their own.
     if name in ("test", "install", "bench", "completion", "gpu_check") or argv == ["--help"]:
         return

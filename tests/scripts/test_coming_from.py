@@ -97,7 +97,7 @@ def test_a_command_of_the_page_is_accepted(line, folder):
             main([name, *words, "--run_dir", "out", *(["--sandbox", "degraded"] if "code" in line else [])])
         return
     command = getattr(import_module(f"mafrt.scripts.{name}"), "COMMAND", None)
-    if command is not None and not any(word in line for word in ("--config", "--reward", "--online")):
+    if command is not None and not any(word in line for word in ("--config", "--reward")):
         command.read([word for word in words if word != "..."])
 
 

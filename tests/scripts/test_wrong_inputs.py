@@ -24,6 +24,8 @@ from mafrt.envs.math import build
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.main import main
 
+pytestmark = pytest.mark.takes(fast=14)
+
 TABLE = """
 train_math --iterations ""                                      | expected a whole number
 train_math --lora_targets ""                                    | holds an empty text
@@ -160,8 +162,7 @@ train_search --retriever notaurl                                | give a URL
 train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
 train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
 evaluate --env math,sudoku                                      | is a mixture
-train_dpo --online --records_path x.jsonl --env sudoku           | --online learns from play
-train_dpo --config online.yaml --records_path same.jsonl        | type --online
+train_dpo --online --records_path same.jsonl                    | mafrt train --algorithm spin
 train_math --env_timeout_s 40                                   | needs no deadline
 evaluate --env sudoku --env_timeout_s 40                        | needs no deadline
 train_math --workflow single --sandbox bwrap                    | leave --sandbox out
@@ -355,7 +356,6 @@ train_dsbench --task_metrics nope.json                          | has no effect 
 train_dsbench --demonstration_episodes 3                        | has no effect without --demonstrations
 train_search --retriever_timeout_s 0                            | above 0
 train_math --loss_type dapo                                     | --algorithm
-train_dpo --online --return-of=agent --env sudoku               | --online learns from play
 info --environments --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
 info --algorithms --environments                                | has no effect without a call of its own
 info team_typo.json --memory Qwen/Qwen3-4B                      | has no effect without a call of its own
@@ -541,7 +541,6 @@ FILES = {
     "prog.py": "def main(task, base_url):\n    return 1.0\n",
     "a.yaml": "seed: 1\n",
     "b.yaml": "seed: 2\n",
-    "online.yaml": "online: true\n",
     "list.yaml": "- lr: 1\n",
     "sections.yaml": "train:\n  lr: 1\n",
     "cut.yaml": "lr: [1\n",
