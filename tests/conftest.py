@@ -77,7 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tests: dict[str, list[pytest.Item]] = {}
         for item in items:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        left_out = {case for cases in tests.values() for case in set(cases) - set(_some(cases))}
+        left_out = set[pytest.Item]()
+        for cases in tests.values():
+            chosen, mark = _some(cases), cases[0].get_closest_marker("cases")
+            left_out |= set(cases) - set(chosen)
+            if _slow(cases[0]) and (mark is None or mark.args):
+                for case in chosen[1::2]:
+                    case.add_marker(pytest.mark.ci)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: (_slow(item), -_takes(item) if hasattr(config, "workerinput") else 0))
@@ -100,6 +106,8 @@ def _slow(item: pytest.Item) -> bool:
 
 def _some(cases: list[pytest.Item]) -> list[pytest.Item]:
     """As many as the mark `cases` says, all without a number; of a slow test without it the first and the last.
+
+    Every other one of a slow test is marked `ci` then, unless they are all.
 
     Steps of .62 of the list that share no factor with its length: of a product of lists, values of each list come up
     equally often.

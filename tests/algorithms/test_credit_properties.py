@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from mafrt.algorithms import ALGORITHMS
 from mafrt.core.types import Episode, Scored, Turn, Unscored
 
-pytestmark = pytest.mark.takes(fast=27)
-
 DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo", "dapo", "qmix"})
 """Every preset once: those are `gae`, `grpo` and `vdn` to the credit stage (what they add has tests of its own)."""
 QUARTERS = st.integers(-20, 20).map(lambda n: n / 4)

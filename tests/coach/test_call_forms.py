@@ -14,8 +14,6 @@ import pytest
 from mafrt.environment.bare_calls import with_types
 from mafrt.environment.tool_calls import BadCall, ToolCall, find_call, find_calls, find_code, split_calls, visible
 
-pytestmark = pytest.mark.takes(fast=22)
-
 A = {"expression": "3 + 4"}
 J = json.dumps({"name": "calculator", "arguments": A})
 P = json.dumps({"name": "calculator", "parameters": A})

@@ -31,7 +31,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts import train as train_script
 from mafrt.storage.load_path import resolve
 
-pytestmark = pytest.mark.takes(fast=40, slow=20)
+pytestmark = pytest.mark.takes(slow=15)
 
 
 class Judged(Digits):
@@ -477,6 +477,7 @@ def command(tmp_path: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_commands_exit_codes_files_and_words(tmp_path, monkeypatch, capsys):
     pytest.importorskip("openai")
     monkeypatch.chdir(tmp_path)

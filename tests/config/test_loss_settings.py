@@ -24,7 +24,7 @@ from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
-pytestmark = pytest.mark.takes(fast=27)
+pytestmark = pytest.mark.takes(slow=7)
 
 TEMPERATURES = dict(zip(AGENTS, (1.0, 0.7), strict=True))
 DUO = Team.of(["a", "b"])

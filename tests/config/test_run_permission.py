@@ -21,7 +21,7 @@ from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import chat, collect, evaluate, export, report, serve_team, show, train, train_math, train_tasks
 from mafrt.scripts.cli.loading import load_team, work_offline_if_unreachable
 
-pytestmark = pytest.mark.takes(fast=15, slow=50)
+pytestmark = pytest.mark.takes(slow=11)
 
 SHORT = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "4", "--eval_episodes", "0"]
 EVIL = """

@@ -139,6 +139,7 @@ def test_without_avx512_answers_are_decoded_by_the_kernels_and_learnt_from_by_to
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @needs_compiler
 def test_a_run_of_torch_that_goes_on_equals_the_uninterrupted_one(tmp_path):
     script = Path(train_math.__file__).with_name("train_math.py")

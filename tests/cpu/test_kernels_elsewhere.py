@@ -16,8 +16,9 @@ import torch
 from mafrt.cpu.library import FLAGS, SOURCE, find_compiler, library
 
 pytestmark = [
-    pytest.mark.takes(slow=20),
+    pytest.mark.takes(slow=11),
     pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(find_compiler() is None, reason="no C compiler"),
 ]
 DRIVER = os.path.join(os.path.dirname(__file__), "every_kernel.c")

@@ -23,8 +23,6 @@ from mafrt.models.decoder import DecodeModel
 from mafrt.models.outside_text import answer_text
 from mafrt.models.shared_base import SharedBase
 
-pytestmark = pytest.mark.takes(fast=30)
-
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
 NAMES = (*SPECS, None)
 DECODINGS = ("lean", "expanded")

@@ -37,7 +37,7 @@ from mafrt.storage.load_path import resolve
 
 pytest.importorskip("httpx", reason="the extra [servers] is not installed: pip install httpx")
 
-pytestmark = pytest.mark.takes(fast=4, slow=25)
+pytestmark = pytest.mark.takes(slow=10)
 
 NAMES = ("a", "b", "c")
 

@@ -14,8 +14,6 @@ from mafrt.engines import logprob_check
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.logprob_check import CUT, HALF_NATS, mean_gap, trainer_logprobs
 
-pytestmark = pytest.mark.takes(fast=3)
-
 
 def gaps(base, how, count=40):
     prompt = random_ids(1, 12, seed=3)[0].tolist()

@@ -27,6 +27,8 @@ from mafrt.environment.workers import (
     guarded_problems,
 )
 
+pytestmark = pytest.mark.takes(slow=7)
+
 
 class Game(Env):
     """Hangs, crashes or raises on demand; otherwise a counter with chance."""

@@ -21,6 +21,8 @@ from mafrt.rollout.prompts import encode_answer, encode_prompt
 from mafrt.runners.build import voices_of
 from mafrt.training.critic import central_prompts
 
+pytestmark = pytest.mark.takes(slow=12)
+
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 OTHER = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"]
 CHATML = (

@@ -529,6 +529,7 @@ def start(tmp_path: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_200_episodes_on_4_servers_one_of_which_is_killed_and_one_exchanged(tmp_path):
     servers = [start(tmp_path) for _ in range(4)]
     late: list[Any] = []

@@ -44,6 +44,7 @@ def test_no_two_choices_are_enough_for_half_of_the_held_out_tasks():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_on_two_tasks_nothing_but_the_right_triple_is_worth_much(held_out):
     """`street-air` (drop 2, linear, numbers) and `heart-risk` (drop 1, power, probabilities)."""
     tasks = [task for task in held_out if task.id in ("street-air", "heart-risk")]

@@ -18,7 +18,7 @@ from mafrt.envs.code import CodeEnv, Grader, load_tasks
 from mafrt.envs.code.other_results import with_other_results
 from mafrt.envs.code.state import NOTHING
 
-pytestmark = pytest.mark.takes(fast=30)
+pytestmark = pytest.mark.takes(fast=6, slow=13)
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 SINGLE = Team.load(PROFILES / "code_single.json")

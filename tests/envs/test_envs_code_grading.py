@@ -17,6 +17,8 @@ from mafrt.envs.code.inside.moving import CannotMove, decode, encode
 from mafrt.envs.code.tasks import StdinTest
 from mafrt.sandbox import Execution
 
+pytestmark = pytest.mark.takes(fast=9, slow=8)
+
 SECRET = 8675309
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from mafrt.environment.registry import make_env
 
+pytestmark = pytest.mark.takes(slow=8)
+
 FOLDER = Path(__file__).parents[1] / "frameworks"
 
 

@@ -23,7 +23,7 @@ from mafrt.envs.math.answers import boxed, comparable, plain_number, quick_verdi
 from mafrt.envs.math.notation import latex
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
 
-pytestmark = pytest.mark.takes(fast=10, slow=25)
+pytestmark = pytest.mark.takes(fast=6, slow=17)
 
 
 @pytest.fixture

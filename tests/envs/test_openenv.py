@@ -22,6 +22,8 @@ from mafrt.envs.mixed import is_mixture
 from mafrt.envs.openenv import servers
 from mafrt.scripts import train
 
+pytestmark = pytest.mark.takes(slow=26)
+
 pytest.importorskip("websockets")
 
 HERE = Path(__file__).parents[1]
@@ -150,6 +152,7 @@ LIES = {
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("lie", LIES)
 def test_a_server_that_breaks_the_protocol_is_left_and_another_one_serves(standin, lie):
     liar, honest = standin(lambda kind, data, session: LIES[lie]), standin()

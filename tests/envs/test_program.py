@@ -38,7 +38,7 @@ from mafrt.storage.load_path import resolve
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
-pytestmark = pytest.mark.takes(slow=40)
+pytestmark = pytest.mark.takes(slow=15)
 
 PROGRAMS = Path(__file__).parents[1] / "programs.py"
 
@@ -415,6 +415,7 @@ def killed(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_that_was_killed_goes_on_exactly(tmp_path):
     killed(tmp_path / "killed", "two_calls")
     step = resolve(tmp_path / "killed").step
@@ -426,6 +427,7 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_program_that_is_not_deterministic_is_counted_and_goes_on(tmp_path):
     killed(tmp_path / "run", "flaky")
     step = resolve(tmp_path / "run").step

@@ -17,6 +17,8 @@ from mafrt.environment.registry import make_env
 from mafrt.envs.program.own_process import Source
 from mafrt.runners.on_policy import OnPolicy
 
+pytestmark = pytest.mark.takes(slow=29)
+
 PROGRAMS = Path(__file__).parents[1] / "programs_sdk.py"
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -93,6 +95,7 @@ def graph(name):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_langgraph_with_a_model_that_is_made_once():
     shown, result = played(graph("run_episode"), "first", "answer")
     assert [list(seen) for seen in shown] == [["solver"], ["checker"]] and result.info["outcome"] == 1.0

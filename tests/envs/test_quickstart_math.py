@@ -10,7 +10,7 @@ import torch
 
 from mafrt.scripts import train_math
 
-pytestmark = pytest.mark.takes(slow=25)
+pytestmark = pytest.mark.takes(slow=22)
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart_math.yaml"
 SHORT = ["--config", str(CONFIG), "--eval_episodes", "48", "--eval_samples", "1"]

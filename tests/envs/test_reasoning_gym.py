@@ -10,6 +10,8 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.envs.reasoning_gym import _worker
 from mafrt.envs.reasoning_gym.env import PROMPT, ReasoningGym, answer_of
 
+pytestmark = pytest.mark.takes(slow=13)
+
 need("reasoning_gym")
 SMALL = {"size": 12, "held_out_size": 4}
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

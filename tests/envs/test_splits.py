@@ -21,6 +21,8 @@ from mafrt.envs.mixed import MixedTasks
 from mafrt.runners.checks import check_evaluated
 from mafrt.scripts import evaluate, train, train_math
 
+pytestmark = pytest.mark.takes(slow=7)
+
 ROOT = Path(__file__).parents[2]
 OWN = {
     "math": {},

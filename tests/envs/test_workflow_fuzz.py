@@ -26,7 +26,7 @@ from mafrt.envs.search.retrieval import Passage
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.rollout.prompts import encode_prompt
 
-pytestmark = pytest.mark.takes(fast=11, slow=30)
+pytestmark = pytest.mark.takes(slow=12)
 
 TASKS = [Task("t:0", "What is 3 + 4?", "7")]
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>"]

@@ -18,8 +18,6 @@ from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.models.peft_format import CONFIG, WEIGHTS
 from mafrt.models.shared_base import SharedBase
 
-pytestmark = pytest.mark.takes(fast=15)
-
 IDS = random_ids(3, 10)
 
 

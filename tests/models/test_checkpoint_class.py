@@ -23,6 +23,8 @@ from mafrt.models.multi_lora import decoder_blocks
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.exporting.merged import check_mergeable
 
+pytestmark = pytest.mark.takes(fast=7, slow=12)
+
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

@@ -26,6 +26,8 @@ from mafrt.engines.local.own_cache import ModelCachePrompts
 from mafrt.models import family_checks
 from mafrt.models.shared_base import SharedBase
 
+pytestmark = pytest.mark.takes(slow=20)
+
 DOCS = Path(__file__).parents[2] / "bench" / "results" / "families.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->"
 WHOLE = {"begin": "<!-- whole: begin -->\n", "end": "<!-- whole: end -->"}

@@ -22,7 +22,7 @@ from mafrt.models.kv_cache import prefill
 from mafrt.models.shared_base import SharedBase
 from mafrt.models.state_prompts import StatePrompts
 
-pytestmark = pytest.mark.takes(fast=19)
+pytestmark = pytest.mark.takes(slow=8)
 
 LENGTHS = (9, 4, 12, 12, 1)
 

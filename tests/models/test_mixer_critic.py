@@ -24,8 +24,6 @@ from mafrt.runners.algorithm import resolve_rule
 from mafrt.storage.load_path import resolve
 from mafrt.training.mixer_critic import MixerCritic
 
-pytestmark = pytest.mark.takes(fast=18)
-
 AGENTS = ("first", "second")
 
 

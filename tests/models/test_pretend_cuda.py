@@ -27,7 +27,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
-pytestmark = pytest.mark.takes(fast=22, slow=56)
+pytestmark = pytest.mark.takes(slow=30)
 
 
 def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:

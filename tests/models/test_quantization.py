@@ -20,7 +20,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.training.optimizers import make_optimizer
 
-pytestmark = pytest.mark.takes(slow=30)
+pytestmark = pytest.mark.takes(slow=8)
 
 ROOT = Path(__file__).parents[2]
 HAVE = importlib.util.find_spec("bitsandbytes") is not None

@@ -32,7 +32,7 @@ from mafrt.scripts.serving.engine_queue import EngineQueue
 from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.storage.load_path import resolve
 
-pytestmark = pytest.mark.takes(fast=27)
+pytestmark = pytest.mark.takes(slow=20)
 
 PAIRS = tuple(a + b for a in string.digits for b in string.digits)
 LLAMA_SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
@@ -295,6 +295,7 @@ def test_agents_of_one_adapter_name_one_model():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     """Train, resume and evaluate a mixed team; `mafrt info` says who sits where."""
     from mafrt.scripts import evaluate, export, info, show, train

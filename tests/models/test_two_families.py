@@ -19,7 +19,7 @@ from mafrt.scripts import export
 from mafrt.storage.load_path import resolve
 from mafrt.training.learner import Learner
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.takes(slow=11), pytest.mark.slow, pytest.mark.nightly]
 
 
 class Killed(BaseException):

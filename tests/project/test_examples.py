@@ -11,7 +11,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.environment.registry import make_env
 from mafrt.scripts import train
 
-pytestmark = pytest.mark.takes(slow=25)
+pytestmark = pytest.mark.takes(slow=21)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = [
@@ -65,6 +65,7 @@ def few_evaluations(monkeypatch):
 
 @pytest.mark.cases(4)
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", TRAINING)
 def test_an_example_trains(name, few_evaluations, capsys):
     run(name, 1, 4)

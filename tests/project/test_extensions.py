@@ -14,6 +14,8 @@ from helpers_warm import run_python
 from mafrt.scripts import check_env, evaluate, train, train_math
 from mafrt.storage.run_record import load_record
 
+pytestmark = pytest.mark.takes(slow=11)
+
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"[Ss]aved as `(\w+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL))
 SHORT = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "8", "--eval_episodes", "0"]

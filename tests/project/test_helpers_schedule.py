@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 from conftest import pytest_collection_modifyitems
 from helpers_schedule import FileRuns
 
@@ -52,6 +53,9 @@ class Listed(SimpleNamespace):
     def get_closest_marker(self, name: str) -> SimpleNamespace | None:
         return self.marks.get(name)
 
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks = {**self.marks, mark.name: mark}
+
 
 def test_the_longest_files_come_first_among_the_fast_tests_and_among_the_slow_ones():
     takes = SimpleNamespace(kwargs={"fast": 5, "slow": 90})
@@ -73,15 +77,15 @@ def test_the_longest_files_come_first_among_the_fast_tests_and_among_the_slow_on
     assert [one.name for one in alone][:3] == ["short", "fast of a long file", "longest of the fast"]
 
 
-def chosen(marks: dict[str, object], count: int) -> list[int]:
-    """Numbers of the cases that run with --few-cases."""
+def chosen(marks: dict[str, object], count: int, *, without_ci: bool = False) -> list[int]:
+    """Numbers of the cases that run with --few-cases; `without_ci`: of these, those that are not left to CI."""
     listed = [Listed(nodeid=f"a.py::test[{n}]", marks=marks) for n in range(count)]
     whole, left_out = list(listed), list[Listed]()
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
     config = SimpleNamespace(getoption=lambda name: name == "few_cases", hook=hook)
     pytest_collection_modifyitems(config, listed)  # type: ignore[arg-type]
     assert len(left_out) + len(listed) == count
-    return [n for n, case in enumerate(whole) if case in listed]
+    return [n for n, case in enumerate(whole) if case in listed and not (without_ci and "ci" in case.marks)]
 
 
 def test_some_cases_run_of_slow_tests_and_of_those_that_say_how_many():
@@ -97,6 +101,16 @@ def test_some_cases_run_of_slow_tests_and_of_those_that_say_how_many():
             ran = chosen({"cases": cases(number)}, count)
             assert len(ran) == min(number, count) and 0 in ran
             assert ran == chosen({"slow": True, "cases": cases(number)}, count)
+
+
+def test_every_other_case_of_a_slow_test_is_left_to_ci_unless_all_have_to_run():
+    def cases(*given):
+        return SimpleNamespace(args=given)
+
+    assert chosen({"slow": True}, 5, without_ci=True) == chosen({"slow": True}, 1, without_ci=True) == [0]
+    assert chosen({"slow": True, "cases": cases(4)}, 4, without_ci=True) == [0, 2]
+    for marks in ({"slow": True, "cases": cases()}, {"cases": cases(4)}, {}):
+        assert chosen(marks, 9, without_ci=True) == chosen(marks, 9)
 
 
 def test_the_chosen_cases_of_a_product_hold_every_value_of_each_list():

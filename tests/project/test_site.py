@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.takes(slow=16)
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

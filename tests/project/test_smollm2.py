@@ -14,7 +14,7 @@ from mafrt.core.types import Request, SamplingParams
 
 FOLDER = base_folder("smollm2")
 pytestmark = [
-    pytest.mark.takes(slow=25),
+    pytest.mark.takes(slow=13),
     pytest.mark.slow,
     pytest.mark.ci,
     pytest.mark.skipif(not (FOLDER / "config.json").is_file(), reason="run mafrt get_base smollm2 first"),

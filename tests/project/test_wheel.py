@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers_fresh import fresh_environment
 
-pytestmark = pytest.mark.takes(slow=30)
+pytestmark = pytest.mark.takes(slow=11)
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("mafrt", "envs", "runners", "scripts", "profiles", "configs")

@@ -15,6 +15,8 @@ from helpers_warm import run_python
 from safetensors.torch import load_file
 from test_layers import imports, modules
 
+pytestmark = pytest.mark.takes(slow=16)
+
 ROOT = Path(__file__).parents[2]
 TRAIN = """
 import sys
@@ -76,6 +78,7 @@ def test_nothing_names_the_folder_but_the_seam():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_library_trains_without_the_folder(tmp_path):
     assert train(None, tmp_path / "a") != "torch"
     assert train(installed(tmp_path / "less", without="cpu"), tmp_path / "b") == "torch"

@@ -23,6 +23,8 @@ from mafrt.runners.async_rollout import check_async
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(slow=9)
+
 TEAM = Team.of(Digits.agents)
 SHORT = {"eval_episodes": 0, "save_interval": 0, "async_steps": 1}
 

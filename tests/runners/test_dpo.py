@@ -39,7 +39,7 @@ from mafrt.storage.args_file import write_args
 from mafrt.storage.load_path import resolve
 from mafrt.storage.run_record import load_record
 
-pytestmark = pytest.mark.takes(slow=18)
+pytestmark = pytest.mark.takes(slow=7)
 
 HAND = {
     "chosen": [-2.0, -4.0],
@@ -391,6 +391,7 @@ def test_what_a_load_path_means(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_sft_then_play_then_dpo_on_what_was_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     record = {"agent": "actor", "prompt": "1+1", "response": "\\boxed{2}"}

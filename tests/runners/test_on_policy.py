@@ -25,7 +25,7 @@ from mafrt.core.types import StepResult
 from mafrt.runners.identity import Provenance
 from mafrt.storage.load_path import resolve
 
-pytestmark = pytest.mark.takes(fast=40, slow=25)
+pytestmark = pytest.mark.takes(slow=22)
 
 
 @pytest.mark.slow
@@ -96,6 +96,7 @@ def iterations(run: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path):
     def start(run: Path, load: str) -> WarmProcess:
         return start_python(Path(__file__).parents[1] / "toy.py", run, load, "8")

@@ -28,7 +28,7 @@ from mafrt.rollout.task_stream import TaskStream, own_slots, shuffled_passes
 from mafrt.runners.checks import check_processes
 from mafrt.storage.load_path import resolve
 
-pytestmark = pytest.mark.takes(slow=120)
+pytestmark = pytest.mark.takes(slow=45)
 
 SCRIPT = Path(__file__).parents[1] / "toy_processes.py"
 # Adam divides by the gradient's size: a larger epsilon keeps the rounding of gradients near zero from being magnified.
@@ -116,6 +116,7 @@ def alone(**changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_two_processes_learn_what_one_learns_with_every_kind_of_rule(tmp_path):
     runs = [{"name": name, "settings": {**SHORT, **changes}} for name, changes in RULES.items()]
     told = run(tmp_path, "ddp", runs)
@@ -194,6 +195,7 @@ def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_nu
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.cases(1)  # each night that of DeepSpeed, whose import takes seconds in every process
 @pytest.mark.parametrize("layout", ["fsdp", pytest.param("zero2", marks=NEED_DEEPSPEED)])
 def test_processes_keep_the_adapters_near_those_that_the_run_started_from(tmp_path, layout):
@@ -264,6 +266,7 @@ def long_job(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_killed_ends_the_others_with_one_line_and_one_process_goes_on(tmp_path, victim):
     some = start(long_job(tmp_path))

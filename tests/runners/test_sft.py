@@ -29,6 +29,8 @@ from mafrt.runners.offline.sft import RecordLearner, Sft
 from mafrt.scripts import collect, train, train_math, train_sft
 from mafrt.storage.load_path import resolve
 
+pytestmark = pytest.mark.takes(slow=11)
+
 TEAM = Team.of(["ann", "bob", "cat"])
 LEARN = LearnConfig(lr=1e-2, max_grad_norm=1e9)
 SHAPE = {"lora_rank": 4, "lora_alpha": 8.0}
@@ -400,6 +402,7 @@ def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_checkpoint_is_gone_on_from_by_the_command_that_was_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tasks = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(3)]

@@ -14,7 +14,7 @@ from mafrt.sandbox import Workspace, shared_sandbox
 from mafrt.sandbox.judging import Undecided, judge
 from mafrt.sandbox.zygote_sandbox import unfit
 
-pytestmark = pytest.mark.takes(fast=15)
+pytestmark = pytest.mark.takes(fast=8)
 
 MESSES = {
     "a file becomes a folder": "import os; os.remove('a.txt'); os.mkdir('a.txt'); open('a.txt/x', 'w').write('1')",

@@ -24,7 +24,7 @@ from mafrt.sandbox.inside import confine, limits
 from mafrt.sandbox.inside.zygote import SPARE
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
-pytestmark = pytest.mark.takes(fast=30)
+pytestmark = pytest.mark.takes(fast=9, slow=8)
 
 
 @pytest.fixture(scope="module", params=["bwrap", "degraded", "fusion"])
@@ -489,6 +489,7 @@ def test_as_an_ordinary_user(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_hundreds_of_executions_leave_nothing():
     """The benchmark's `--soak 10000` is the long version."""
     from bench import sandbox as bench

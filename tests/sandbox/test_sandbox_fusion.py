@@ -16,8 +16,6 @@ from mafrt.sandbox import Execution, SandboxError, Workspace, fusion, open_sandb
 from mafrt.sandbox.inside import launcher
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
-pytestmark = pytest.mark.takes(fast=30)
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StandIn]:
@@ -62,6 +60,7 @@ def test_the_stand_in_runs_plain_code_too(server, client):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_official_client_understands_the_stand_in_and_accepts_our_requests(server, client):
     """The protocol is that of `sandbox-fusion` on PyPI, the server's own client, and not what we take it for."""
     official = pytest.importorskip("sandbox_fusion")

@@ -24,7 +24,7 @@ from mafrt.sandbox import Execution, Sandbox, open_sandbox
 from mafrt.sandbox.inside.zygote import SPARE
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
-pytestmark = pytest.mark.takes(fast=45)
+pytestmark = pytest.mark.takes(fast=19, slow=7)
 
 TIERS = ("bwrap", "degraded", "fusion")
 

@@ -18,6 +18,8 @@ from mafrt.sandbox import image as module
 from mafrt.sandbox.image import Image, image
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
+pytestmark = pytest.mark.takes(slow=10)
+
 MARK = "HELD-OUT-ANSWER-0123456789"
 
 
@@ -80,6 +82,7 @@ def test_the_library_and_its_answers_are_out_of_sight(sandbox: Sandbox, installe
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_no_file_of_ours_is_anywhere(sandbox: Sandbox) -> None:
     code = """
     import os

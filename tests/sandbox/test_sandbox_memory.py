@@ -18,7 +18,7 @@ from mafrt.sandbox.inside import limits, supervise, watch, workdir
 from mafrt.sandbox.inside.output import Kept
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
-pytestmark = pytest.mark.takes(fast=30)
+pytestmark = pytest.mark.takes(slow=8)
 
 TIERS = ("bwrap", "bwrap-nocgroup", "degraded", "degraded-nocgroup")
 

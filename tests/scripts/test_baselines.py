@@ -200,6 +200,7 @@ def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_whole_table_on_the_untrained_base(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(baselines, "PREFIX_TASKS", 2)
     monkeypatch.setattr(baselines, "CHOICE_TASKS", 2)

@@ -37,7 +37,7 @@ from mafrt.scripts.cli.settings import TRAIN, train_config
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.transcript_files import read_transcript, transcript_files
 
-pytestmark = pytest.mark.takes(fast=40, slow=50)
+pytestmark = pytest.mark.takes(fast=6, slow=37)
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = Command("demo", "A demonstration.", TRAIN)
@@ -621,6 +621,7 @@ def test_evaluate_the_untrained_base_and_single_adapters(capsys, workdir, run):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_train_and_evaluate_ones_own_environment(capsys, workdir):
     Path("my_game.py").write_text(GOOD_ENV)
     argv = ["--env", "my_game:Echo", "--env_kwargs", "word=no"]

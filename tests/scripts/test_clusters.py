@@ -13,6 +13,8 @@ import pytest
 import yaml
 from helpers_warm import write_python
 
+pytestmark = pytest.mark.takes(slow=10)
+
 ROOT = Path(__file__).parents[2]
 SLURM, SKY, RAY = (ROOT / "examples/cluster" / name for name in ("slurm.sh", "sky.yaml", "ray.sh"))
 TOY = ["--device", "cpu", "--threads", "1", "--iterations", "2", "--n_rollout_threads", "4", "--eval_episodes", "0"]

@@ -13,6 +13,8 @@ from mafrt.sandbox import factory, shared_sandbox
 from mafrt.sandbox.types import TIERS
 from mafrt.scripts import evaluate, train, train_code, train_math
 
+pytestmark = pytest.mark.takes(slow=15)
+
 SHORT = ["--iterations", "2", "--n_rollout_threads", "4", "--max_new_tokens", "24", "--eval_episodes", "0"]
 SHORT += ["--save_interval", "1", "--coach_cache", "none"]
 
@@ -33,6 +35,7 @@ def manifests(run):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys, monkeypatch):
     opened = factory._shared  # sandboxes of earlier tests in this process are not of this run
     monkeypatch.setattr(factory, "_shared", {name: kept for name, kept in opened.items() if name == "bwrap"})

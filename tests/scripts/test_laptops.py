@@ -12,6 +12,8 @@ import pytest
 
 from mafrt.core.errors import ConfigError
 
+pytestmark = pytest.mark.takes(slow=21)
+
 TESTS = Path(__file__).parents[1]
 TOY = [
     "--iterations",

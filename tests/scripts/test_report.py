@@ -26,7 +26,7 @@ from mafrt.scripts.reporting.page import build_page, findings_of
 from mafrt.scripts.reporting.run_data import Table, read_run
 from mafrt.storage.transcripts import TranscriptWriter
 
-pytestmark = pytest.mark.takes(slow=60)
+pytestmark = pytest.mark.takes(slow=11)
 
 HOSTILE = (
     "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -321,6 +321,7 @@ def drawn(page) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_in_a_browser(tmp_path):
     runs = [make_run(tmp_path / name, seed=seed, lr=lr) for name, seed, lr in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2))]
     add_hostile(runs[0], HOSTILE * 8000)

@@ -32,6 +32,8 @@ from mafrt.storage.run_record import (
     load_record,
 )
 
+pytestmark = pytest.mark.takes(slow=14)
+
 GAME = """
 from mafrt import Env, StepResult
 
@@ -133,6 +135,7 @@ def test_an_edited_rubric_is_named_and_refused(place, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_environment_of_ones_own_is_evaluated_and_its_source_is_watched(place, tmp_path, monkeypatch, capsys):
     kwargs = ["--env_kwargs", "word=no"]
     assert train.main(["--env", "my_echo_game:Echo", *kwargs, "--run_dir", "run", *SHORT]) == 0

@@ -22,6 +22,8 @@ from mafrt.storage.load_path import resolve
 from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 
+pytestmark = pytest.mark.takes(slow=14)
+
 
 @pytest.mark.slow
 def test_tensorboard_has_settings_and_an_episode_of_each_evaluation(tmp_path):
@@ -81,6 +83,7 @@ def service(monkeypatch):
 
 @pytest.mark.cases(1)
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("last", [2, 4, 5])
 def test_a_run_that_was_killed_shows_each_iteration_once(tmp_path, service, monkeypatch, last):
     """Killed after 0 to 3 iterations beyond a checkpoint or before the first, as a process does: nothing is closed."""

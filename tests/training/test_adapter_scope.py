@@ -246,6 +246,7 @@ def test_engines_that_apply_adapters_everywhere_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_with_it(tmp_path, capsys):
     """Training, resume, and export from the command line."""
     run = tmp_path / "run"
