@@ -437,7 +437,7 @@ def gamed(tmp_path_factory):
     found = {}
     for veto in (False, True):
         run = tmp_path_factory.mktemp("gamed") / "run"
-        extra = {"n_rollout_threads": 64, "lr": 3e-2, "process_weight": 3.0, "outcome_to": "all", "iterations": 12}
+        extra = {"n_rollout_threads": 64, "lr": 3e-2, "process_weight": 3.0, "outcome_to": "all", "iterations": 8}
         make(Binary(), coach=Told(flatterer), run_dir=run, outcome_veto=veto, **extra).run()
         found[veto] = lines(run)
     return found

@@ -573,6 +573,7 @@ def test_of_a_task_that_is_not_built_in_demonstrators_know_no_column_to_drop(tas
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_demonstrations_are_what_agents_see_and_say(env):
     records = demonstrations(env.tasks[:1], 3, seed=0)
     assert records == demonstrations(env.tasks[:1], 3, seed=0)

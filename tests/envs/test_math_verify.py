@@ -411,6 +411,7 @@ def test_a_worker_that_was_killed_is_replaced_and_the_answer_not_blamed(verifier
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_worker_killed_in_the_middle_of_an_answer(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     pid = verifier.worker.process.pid

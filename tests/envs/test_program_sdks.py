@@ -66,6 +66,7 @@ def test_programs_with_globals_of_their_own(name):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_processes_of_programs_outlive_the_thread_that_started_the_first():
     env = program("sets_the_environment", agents=["solver"])
     seen: list[dict] = []
@@ -290,6 +291,7 @@ def test_programs_in_processes_fail_with_a_sentence(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_events_and_earlier_responses():
     shown, result = played(program("streams", agents=["solver"]), CALLED, "answer")
     assert len(shown) == 2 and result.info["outcome"] == 1.0

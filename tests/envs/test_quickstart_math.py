@@ -34,6 +34,7 @@ def test_the_team_gets_better_within_seven_iterations(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_with_every_agent_frozen_the_same_command_shows_no_rise(tmp_path):
     summary = run(tmp_path / "run", "--iterations", "2", "--n_rollout_threads", "16", "--freeze", "all")
     assert summary["after"] == summary["before"] and summary["greedy_after"] == summary["greedy_before"]

@@ -81,6 +81,7 @@ TOKENIZERS = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_tokenizer_that_does_not_end_is_refused(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_trial, "TRIAL_MIB", 64)

@@ -136,7 +136,7 @@ def _at_home(plain: Any, base: SharedBase, ids: torch.Tensor, folder: Path) -> f
 
 
 @pytest.mark.slow
-@pytest.mark.cases()
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_a_family_learns_with_default_settings(model_type, tmp_path):
     found = walk(model_type, tmp_path / "ann")
@@ -146,7 +146,7 @@ def test_a_family_learns_with_default_settings(model_type, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.cases()
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     "model_type", ["glm4v", "granite_speech", "idefics3", "kimi_k25", "qwen2_5_vl", "qwen3_vl_moe"]
 )

@@ -296,6 +296,7 @@ def on_gpu(adapters, **shape):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_engine_samples_the_same_on_a_pretended_gpu():
     """With requests that end at different times, and one that joins."""
 

@@ -298,6 +298,7 @@ def test_an_update_of_4b_keeps_to_its_launches_waits_and_bytes():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_shared_beginning_is_held_once_by_an_update_and_a_copy_of_it_is_noticed(monkeypatch):
     size = {"prompts": 1, "prompt": 4000, "answers": 4, "answer": 60}
     cost, formula = learnt(1, checkpointing=False, **size)
@@ -307,6 +308,7 @@ def test_a_shared_beginning_is_held_once_by_an_update_and_a_copy_of_it_is_notice
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_play_and_joining_hold_keys_and_values_once():
     costs = modelled.of_layers(SHAPE, lambda few: modelled.play(few, 0, 64, 1536))
     # A copy of what the model's own forward pass makes is let go layer by layer.
@@ -332,6 +334,7 @@ def test_the_head_keeps_to_its_formula_and_a_kept_buffer_is_noticed(monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_planted_copy_wait_or_launch_shows_in_the_costs(monkeypatch):
     """One fault of each kind in a decode step of the lean form."""
     few = replace(models.NAMES["small"], layers=1)

@@ -206,6 +206,7 @@ def test_resume_is_exact(tmp_path):
 
 @pytest.mark.cases(1)
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("rule", [{}, {"algorithm": "dr_mas", "n_samples": 4, "kl_in": "reward"}])
 def test_adapters_of_each_base_are_kept_near_those_that_the_run_started_from(rule, tmp_path):
     make(tmp_path / "before").run()

@@ -25,7 +25,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 @pytest.mark.slow  # all together
-@pytest.mark.cases()
+@pytest.mark.cases(100)
 @pytest.mark.parametrize("document", names([path for path in DOCUMENTS if "```python" in path.read_text()]))
 def test_python_snippets_run(document, tmp_path):
     """The blocks of a document run one after the other, as a reader would type them; `Saved as` makes a file first."""

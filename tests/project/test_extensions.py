@@ -44,6 +44,7 @@ def test_every_kind_of_extension_has_its_snippet():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_environment_with_a_script(capsys):
     save("parity.py", "train_parity.py")
     assert check_env.main(["--env", "parity:Parity"]) == 0

@@ -341,6 +341,7 @@ def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_stopped_run_goes_on_exactly(tmp_path, monkeypatch):
     import helpers_runs as loop
 

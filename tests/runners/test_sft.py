@@ -382,6 +382,7 @@ def test_a_chat_that_holds_no_answer_is_refused(tmp_path, record, words):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monkeypatch, capsys):
     """Role prompts stand in the prompts of a run, so its recorded team is the one that its episodes belong to."""
     monkeypatch.chdir(tmp_path)

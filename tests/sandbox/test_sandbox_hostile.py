@@ -567,6 +567,7 @@ def _bomb() -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_gzip_bomb_bursts_inside(tier: Tier) -> None:
     bomb = _bomb()
     code = "import gzip\nopen('copy.gz', 'wb').write(open('bomb.gz', 'rb').read())\ngzip.open('bomb.gz').read()"
