@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench._growth_fits import UNITS
 from bench._measure import markdown
-from mafrt.runners.intervals import seed_interval
+
+T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+"""Student's t, 97.5%, for 1, 2, ... degrees of freedom; beyond, the last is a little wide"""
+
+
+def seed_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95% interval of the mean over seeds, by Student's t; None for a single seed."""
+    if len(values) < 2:
+        return None
+    freedom = len(values) - 1
+    half = T_975[min(freedom, len(T_975)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
 
 Row = Mapping[str, Any]
 

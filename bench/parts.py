@@ -20,12 +20,12 @@ import torch
 from bench import _measure
 from bench._measure import positive
 from bench._parts import BOXES, RARE, Both, Helpers, Lazy, Peers, Search, Unpaid, Words, team
+from bench._tables import seed_interval
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
-from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.strict_parser import StrictParser
 

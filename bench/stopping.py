@@ -16,8 +16,8 @@ import torch
 from bench import _measure
 from bench._measure import positive
 from bench._parts import Search
+from bench._tables import seed_interval
 from bench.parts import RulePart, score
-from mafrt.runners.intervals import seed_interval
 from mafrt.scripts.cli.strict_parser import StrictParser
 
 GROUPS: Mapping[str, Any] = {"n_samples": 8}

@@ -6,8 +6,8 @@ import pytest
 
 from bench import parts
 from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Peers, Unpaid, Words
+from bench._tables import seed_interval
 from bench.parts import PARTS
-from mafrt.runners.intervals import seed_interval
 
 pytestmark = pytest.mark.takes(slow=21)
 
