@@ -1,4 +1,4 @@
-"""The three SDKs behind one method: an `JudgeQuestion` in, a `Reply` or a `CallFailedError` out.
+"""The three SDKs behind one method: a `JudgeQuestion` in, a `Reply` or a `CallFailedError` out.
 
 Their own retries are off, since there is one loop around all of them (`retry.py`). Keys come from the environment and
 go into headers; nothing here writes one anywhere, and a message that repeats one is washed before it leaves.

@@ -54,13 +54,13 @@ class _Derived:
 
     @classmethod
     def of(cls, routing: AdapterRouting) -> _Derived:
-        if cls not in routing.kept:
+        if cls not in routing.derived:
             span = routing.steps if routing.index.dim() == 1 else 1
             owners, counts = torch.unique_consecutive(routing.index.reshape(-1), return_counts=True)
             stops = (counts.cumsum(0) * span).tolist()
             runs = zip(owners.tolist(), [0, *stops[:-1]], stops, strict=True)
-            routing.kept[cls] = cls([Segment(*run) for run in runs])
-        derived: _Derived = routing.kept[cls]
+            routing.derived[cls] = cls([Segment(*run) for run in runs])
+        derived: _Derived = routing.derived[cls]
         return derived
 
 

@@ -133,12 +133,12 @@ def _runs(routing: AdapterRouting) -> list[tuple[int, int]] | None:
     """(adapter, tokens) where each adapter's tokens are side by side; None: they are not, or the adapters are few."""
     if len(routing.present) < FEWEST:
         return None
-    if "runs" not in routing.kept:
+    if "runs" not in routing.derived:
         adapters, counts = torch.unique_consecutive(routing.index.reshape(-1), return_counts=True)
         each = routing.rows * routing.steps // routing.index.numel()
         runs = list(zip(adapters.tolist(), (counts * each).tolist(), strict=True))
-        routing.kept["runs"] = runs if len(runs) <= 2 * len(routing.present) else None
-    found: list[tuple[int, int]] | None = routing.kept["runs"]
+        routing.derived["runs"] = runs if len(runs) <= 2 * len(routing.present) else None
+    found: list[tuple[int, int]] | None = routing.derived["runs"]
     return found
 
 

@@ -33,9 +33,9 @@ class AdapterRouting:
     """adapters of the batch, ascending"""
     masks: dict[Layout, Tensor] = field(default_factory=dict)
     """by layout, shared by the layers that have it"""
-    kept: dict[object, Any] = field(default_factory=dict)
+    derived: dict[object, Any] = field(default_factory=dict)
     """what a faster form derives from this routing once for all layers"""
-    _of_last: dict[int, AdapterRouting] = field(default_factory=dict, init=False, repr=False)
+    _of_last_tokens: dict[int, AdapterRouting] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.present = tuple(k for k in torch.unique(self.index).tolist() if k >= 0)
@@ -48,10 +48,10 @@ class AdapterRouting:
         steps, rest = divmod(tokens, self.rows)
         if self.whole is None or rest or steps > self.whole.shape[1]:
             raise ValueError(f"found {tokens} tokens in a layer, expected {self.rows} x {self.steps}")
-        if steps not in self._of_last:
+        if steps not in self._of_last_tokens:
             # A sliding window keeps the last ones.
-            self._of_last[steps] = AdapterRouting(self.rows, steps, self.whole[:, -steps:], self.train)
-        return self._of_last[steps]
+            self._of_last_tokens[steps] = AdapterRouting(self.rows, steps, self.whole[:, -steps:], self.train)
+        return self._of_last_tokens[steps]
 
     def mask(self, layout: Layout, like: Tensor) -> Tensor:
         """`[rows, 1 or steps, sum of ranks]`: an adapter's scaling where a rank is the token's adapter's, else 0."""

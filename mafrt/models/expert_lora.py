@@ -148,13 +148,13 @@ class _Pairs:
 
 def _sorted(routing: AdapterRouting, present: Sequence[int], top_k_index: Tensor, experts: int) -> _Pairs:
     key = ("experts", tuple(present))
-    if key not in routing.kept:  # the same in all blocks
+    if key not in routing.derived:  # the same in all blocks
         place = {k: number for number, k in enumerate(present)}
         rows = [place.get(k, len(present)) for k in routing.index.flatten().tolist()]
         slots = (*present, -1) if len(present) in rows else tuple(present)
         slot = torch.tensor(rows).view(routing.rows, -1).expand(-1, routing.steps).flatten()
-        routing.kept[key] = (slots, slot.to(top_k_index.device))
-    slots, slot = routing.kept[key]
+        routing.derived[key] = (slots, slot.to(top_k_index.device))
+    slots, slot = routing.derived[key]
     group = (top_k_index * len(slots) + slot.unsqueeze(1)).flatten()
     group, order = group.sort(stable=True)
     # Counted by a search and not by `bincount`, which has a GPU's host wait.

@@ -91,10 +91,10 @@ class StackedLoRALinear(nn.Module):
         if torch.is_grad_enabled():
             # The recomputation of a checkpointed block has the routing of the pass, and takes what that has made.
             key = (self, dtype)
-            if key not in routing.kept:
+            if key not in routing.derived:
                 joined = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)
-                routing.kept[key] = tuple(t.to(dtype) for t in joined)
-            kept: tuple[Tensor, Tensor] = routing.kept[key]
+                routing.derived[key] = tuple(t.to(dtype) for t in joined)
+            kept: tuple[Tensor, Tensor] = routing.derived[key]
             return kept
         # Torch counts the writes to a tensor, so that a change shows that was not announced.
         state = (tuple(adapters), dtype, sum(a._version + b._version for a, b in pairs))

@@ -39,14 +39,14 @@ class Sharding:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.together = False
+        self.is_whole = False
         """whether the base is currently gathered on every process"""
-        self.gathered = 0
+        self.times_gathered = 0
         """number of times it was gathered"""
 
     def run(self, compute: Callable[[], Any]) -> Any:
         """`compute()` with the weights it uses gathered on demand. Collective, unless the base is whole."""
-        if self.together:
+        if self.is_whole:
             return compute()
         self.root.compute = compute
         return self.root()
@@ -91,7 +91,7 @@ class FullyShard(Sharding):
 
     @contextmanager
     def head(self) -> Iterator[None]:
-        if self.together:
+        if self.is_whole:
             yield
             return
         # The head is used outside the root's forward, where FSDP's hooks do not gather it.
@@ -108,11 +108,11 @@ class FullyShard(Sharding):
             # Otherwise each decode step would gather every layer again, once for every token.
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
-        self.together, self.gathered = True, self.gathered + 1
+        self.is_whole, self.times_gathered = True, self.times_gathered + 1
         try:
             yield
         finally:
-            self.together = False
+            self.is_whole = False
             for part in self.parts:
                 part.set_reshard_after_forward(True, recurse=False)
                 part.reshard()
@@ -158,7 +158,7 @@ class Zero3(Sharding):
     def head(self) -> Iterator[None]:
         import deepspeed
 
-        with nullcontext() if self.together else deepspeed.zero.GatheredParameters(self._head):
+        with nullcontext() if self.is_whole else deepspeed.zero.GatheredParameters(self._head):
             yield
 
     @contextmanager
@@ -172,10 +172,10 @@ class Zero3(Sharding):
         self._offload.forward_hooks, self._offload.backward_hooks = [], []
         try:
             with deepspeed.zero.GatheredParameters(list(self.root.parameters())):
-                self.together, self.gathered = True, self.gathered + 1
+                self.is_whole, self.times_gathered = True, self.times_gathered + 1
                 yield
         finally:
-            self.together = False
+            self.is_whole = False
             for module in self.root.modules():  # also layers wrapped for adapters after the hooks were installed
                 if not hasattr(module, "ds_external_parameters"):
                     parameter_offload._init_external_params(module)

@@ -25,7 +25,7 @@ PACKAGES = (
     *("statsmodels", "xgboost", "lightgbm", "catboost"),
 )
 """Distributions that snippets can import where they are installed, together with those that they require."""
-MORE = "MAFRT_SANDBOX_PACKAGES"
+MORE_PACKAGES = "MAFRT_SANDBOX_PACKAGES"
 """Environment variable with the names of further distributions, with commas between them."""
 OWN = "mafrt"
 
@@ -86,8 +86,8 @@ def executable() -> str:
 
 @cache
 def image(more: str | None = None) -> Image:
-    """The image of this machine; `more`: see `MORE`. Reads the lists of installed files once per process."""
-    extra = os.environ.get(MORE, "") if more is None else more
+    """The image of this machine; `more`: see `MORE_PACKAGES`. Reads the lists of installed files once per process."""
+    extra = os.environ.get(MORE_PACKAGES, "") if more is None else more
     wanted = [*PACKAGES, *(name.strip() for name in extra.split(",") if name.strip())]
     folders = tuple(_folders())
     packages: dict[str, str] = {}

@@ -114,8 +114,8 @@ class LocalEngine:
         with torch.no_grad():
             if self.base.sharding is not None and self._decoding != "expanded":
                 # Its weights are there for the time of play only, and elsewhere each time.
-                if self._gathered != self.base.sharding.gathered:
-                    self._model, self._gathered = self._made(), self.base.sharding.gathered
+                if self._gathered != self.base.sharding.times_gathered:
+                    self._model, self._gathered = self._made(), self.base.sharding.times_gathered
             # A caller may write to the base between two calls; transcripts that were read before are then wrong too.
             elif self._model.stale:
                 self._model = self._made()

@@ -33,9 +33,9 @@ class Together:
 
     def of(self, layer: Any, routing: AdapterRouting, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A `[R, in]` and B `[out, R]` of the batch's adapters in a layer, in the number format of its input."""
-        if (self, dtype) not in routing.kept:
-            routing.kept[self, dtype] = self._laid_out(routing, dtype)
-        found: tuple[Tensor, Tensor] = routing.kept[self, dtype][layer]
+        if (self, dtype) not in routing.derived:
+            routing.derived[self, dtype] = self._laid_out(routing, dtype)
+        found: tuple[Tensor, Tensor] = routing.derived[self, dtype][layer]
         return found
 
     def _laid_out(self, routing: AdapterRouting, dtype: torch.dtype) -> dict[Any, tuple[Tensor, Tensor]]:
