@@ -30,7 +30,7 @@ from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.text import real_number
 from mafrt.core.transcript import quoted, speakers
-from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
+from mafrt.core.types import Episode, Scored, Turn, Unscored, Verdict
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
 from mafrt.environment.contract import ROLES
@@ -256,16 +256,12 @@ def check_rules(env: Env) -> None:
     # One scripted episode proves that rules are there, not that every turn has them.
     if isinstance(transcript[-1], str):
         return  # the episode failed; the environment check reports that
-    if not any(evidence.rules for evidence in _evidence_in(transcript)):
+    found = [item for _, _, (_, evidence) in transcript[1:] for item in (evidence or {}).values()]
+    if not any(evidence.rules for evidence in found):
         raise ConfigError(
             f"coach 'rules' reads the judgement of the environment's own verifier, and {env.class_name} gives none "
             '(info["evidence"] = {agent: Evidence(rules=Scored(...))}); take another coach, or --coach none.'
         )
-
-
-def _evidence_in(transcript: Sequence[Any]) -> list[Evidence]:
-    """The evidence of an episode that `env_check.play` has played."""
-    return [item for _, _, (_, evidence) in transcript[1:] for item in (evidence or {}).values()]
 
 
 def unscored_share(episodes: Sequence[Episode]) -> float:

@@ -413,13 +413,10 @@ def _probed(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key(code: str, files: Mapping[str, bytes], fetch: Sequence[str]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for part in (code.encode("utf-8", "replace"), repr(fetch).encode(), *_flat(files)):
+    parts = [part for name in sorted(files) for part in (name.encode("utf-8", "replace"), files[name])]
+    for part in (code.encode("utf-8", "replace"), repr(fetch).encode(), *parts):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
-
-
-def _flat(files: Mapping[str, bytes]) -> list[bytes]:
-    return [part for name in sorted(files) for part in (name.encode("utf-8", "replace"), files[name])]
 
 
 def _shape(answer: Any) -> FileSummary:

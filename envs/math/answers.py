@@ -262,7 +262,7 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         reference = interval(reference) or reference
     given, reference = _as_set(given, reference), _as_set(reference, given)
     if len(_sides(reference)) == 1:
-        given = _values(given, _is_tuple(reference))
+        given = _values(given, _collection(reference)[0] == "tuple")
     parts = [given]
     sides = _sides(given)
     if len(sides) > 1 and len(_sides(reference)) == 1:
@@ -295,10 +295,6 @@ def _sides(answer: str) -> list[str]:
             sides.append(answer[start : match.start()].strip())
             start = match.end()
     return [*sides, answer[start:].strip()]
-
-
-def _is_tuple(answer: str) -> bool:
-    return _collection(answer)[0] == "tuple"
 
 
 def _is_interval(answer: str) -> bool:

@@ -254,12 +254,12 @@ def see_previous(said: Said, agent: str, names: tuple[str, ...]) -> Said:
 
 def see_predecessors(said: Said, agent: str, names: tuple[str, ...]) -> Said:
     """The latest turn of each agent before it in the team (spatial)."""
-    return _latest_of(said, names[: names.index(agent)])
+    return [line for _, line in _latest_positions(said, names[: names.index(agent)])]
 
 
 def see_own(said: Said, agent: str, names: tuple[str, ...]) -> Said:
     """Its own past turns, with what the environment said after them (temporal)."""
-    return _turns_of(said, (agent,))
+    return [line for _, line in _positions(said, (agent,))]
 
 
 def see_own_and_predecessors(said: Said, agent: str, names: tuple[str, ...]) -> Said:
@@ -327,14 +327,6 @@ def _positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, 
     return chosen
 
 
-def _turns_of(said: Said, agents: Sequence[str]) -> Said:
-    return [line for _, line in _positions(said, agents)]
-
-
 def _latest_positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
     last = {role: position for position, (role, _) in enumerate(said) if role in agents}
     return [(position, said[position]) for position in sorted(last.values())]
-
-
-def _latest_of(said: Said, agents: Sequence[str]) -> Said:
-    return [line for _, line in _latest_positions(said, agents)]

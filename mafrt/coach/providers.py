@@ -313,7 +313,8 @@ def _check_url(base_url: str | None) -> None:
 def _failure(error: Exception, key: str) -> Exception:
     """An SDK's exception as a CallFailedError; one that is no failure of a call is returned unchanged."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
-    said = _washed(_message(body) or str(getattr(error, "message", None) or error), key)
+    said = _message(body) or str(getattr(error, "message", None) or error)
+    said = said.replace(key, "***") if len(key) > 6 else said
     status = getattr(error, "status_code", None) or (
         getattr(error, "code", None) if type(error).__module__.startswith("google.genai") else None
     )
@@ -340,10 +341,6 @@ def _message(body: Any) -> str:
     """The provider's own message in an error's body; the SDKs put more around it."""
     inner = body.get("error", body) if isinstance(body, dict) else None
     return str(inner.get("message") or "") if isinstance(inner, dict) else ""
-
-
-def _washed(text: str, key: str) -> str:
-    return text.replace(key, "***") if len(key) > 6 else text
 
 
 def _first(items: Any) -> Any:

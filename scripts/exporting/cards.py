@@ -182,13 +182,10 @@ def _training(export: Export) -> list[str]:
     if record is not None and not any(name.startswith("dataset") for name in record.files):
         lines.append("- data: of the environment")
     lines.append(f"- coach: {settings.get('coach', 'none')}")
-    shown = {name: value for name, value in settings.items() if not _is_path(value)}
+    paths = {name for name, value in settings.items() if isinstance(value, str) and PurePath(value).is_absolute()}
+    shown = {name: value for name, value in settings.items() if name not in paths}
     text = "\n".join(f"{name}: {value}" for name, value in sorted(shown.items()))
     return [*lines, "", "Settings:", "", *_fence(text, "yaml"), ""]
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and PurePath(value).is_absolute()
 
 
 def _fence(text: str, language: str) -> list[str]:

@@ -148,16 +148,12 @@ def _functions(given: Any) -> Any:
     for number, tool in enumerate(given):
         if wrong := [name for name in ("defer_loading", "input_examples") if tool.get(name)]:
             raise ApiError(400, f"tools[{number}]: {wrong[0]!r} is not supported; say it in 'description'")
-    return [_function(tool) if _is_clients(tool) else tool for tool in given]
+    return [_function(tool) if tool.get("type") in (None, "custom") else tool for tool in given]
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in tool.items() if name not in ("input_schema", "eager_input_streaming")}
     return {**rest, "type": "function", "parameters": tool.get("input_schema")}
-
-
-def _is_clients(tool: Any) -> bool:
-    return tool.get("type") in (None, "custom")
 
 
 def _messages(body: Any) -> list[Message]:
