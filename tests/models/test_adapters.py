@@ -330,6 +330,13 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     assert base.match_targets("a", (r"model\.layers\.1\..*_proj",)) == base.match_targets("a", ALL)[7:]
 
 
+@pytest.mark.parametrize(("family", "layer"), [("minimax", "output_gate"), ("gemma4_text", "per_layer_input_gate")])
+def test_gates_of_attention_and_of_inputs_get_adapters(family, layer):
+    base = SharedBase(tiny(family), tiny_tokenizer(), family)
+    assert [path for path in base.match_targets("a", ("all-linear",)) if path.endswith(layer)]
+    assert not [kind for kind in base.left_out(base.match_targets("a", ("all-linear",))) if layer in kind]
+
+
 def test_every_adapter_says_what_it_leaves_out(caplog):
     """An agent's own layers, and those of an adapter that was loaded; nothing twice, and no advice without layers."""
     base = SharedBase(tiny("qwen3_moe"), tiny_tokenizer(), "moe")
