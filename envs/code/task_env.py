@@ -102,6 +102,9 @@ class CodeRules(GradedRules):
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok"
 
+    def shows_right(self, output: str) -> bool:
+        return self.right(output)
+
 
 def scored(grade: Grade) -> Scored:
     """The score of a program: 1 if it does not compile, else 2 to 10 by the tests that it passes."""

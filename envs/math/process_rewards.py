@@ -101,7 +101,7 @@ class MathRules(GradedRules):
 
     def report(self, text: str, printed: str | None) -> Scored:
         """Score of a text without a program; `printed` is None if the agent ran none."""
-        good = _gives(text, self.right)
+        good = gives(text, self.right)
         if printed is None:
             return Scored(4.0 if good else 0.0, "No program was run." + (" The result given is right." if good else ""))
         if good:
@@ -113,6 +113,9 @@ class MathRules(GradedRules):
 
     def prints_right(self, ran: Ran) -> bool:
         return prints_right(ran, self.right)
+
+    def shows_right(self, output: str) -> bool:
+        return gives(output, self.right)
 
 
 def carried_out(text: str) -> Fraction | None:
@@ -147,7 +150,7 @@ def prints_right(ran: Ran, right: Right) -> bool:
     """Whether a program's output ends in the right answer: as its last line, or as the number at its end."""
     if ran.status != "ok":
         return False
-    return _gives(ran.stdout, right)
+    return gives(ran.stdout, right)
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,8 @@ def steps_of(text: str, problem: str) -> list[WrittenStep]:
     return steps
 
 
-def _gives(text: str, right: Right) -> bool:
+def gives(text: str, right: Right) -> bool:
+    """Whether a text marks the right answer, or ends in it."""
     if right(text):  # it marks its answer
         return True
     lines = text.strip().splitlines()

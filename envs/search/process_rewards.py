@@ -65,3 +65,6 @@ class SearchRules(GradedRules):
 
     def prints_right(self, ran: Ran) -> bool:
         return process_rewards.prints_right(ran, self.right)
+
+    def shows_right(self, output: str) -> bool:
+        return process_rewards.gives(output, self.right) or bool(self.findable and mentions(output, self.golden))

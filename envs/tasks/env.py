@@ -113,3 +113,6 @@ class GradeRules(GradedRules):
 
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok" and self.right(ran.stdout)
+
+    def shows_right(self, output: str) -> bool:
+        return self.right(output)

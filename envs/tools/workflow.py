@@ -9,7 +9,7 @@ from typing import Any
 from mafrt.config.schema import check_number
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Message, Observation
+from mafrt.core.types import Evidence, Message, Observation, Scored
 from mafrt.environment.tool_calls import tool_message
 from mafrt.envs.tools.base import ERROR, AnsweredCall, Files, Tool, Toolbox, listed
 from mafrt.envs.tools.registry import named_tools
@@ -90,7 +90,13 @@ class ToolWorkflow(Chain):
         output = answered[0][1]
         failed = [called.answer for called in ran or () if called.answer.startswith(ERROR)]
         facts = {"calls": len(ran or ()), "failed": len(failed)}
-        return {name: Evidence(output, rules.bad_call(failed[0]) if failed else None, facts)}
+        return {name: Evidence(output, rules.bad_call(failed[0]) if failed else _made(output, rules), facts)}
+
+
+def _made(output: str, rules: TurnRules) -> Scored:
+    """Score of calls that were answered. At once: the agent speaks again, and what follows scores that turn alone."""
+    right = rules.shows_right(output)
+    return Scored(10.0 if right else 5.0, "The tools gave the right answer." if right else "The calls were answered.")
 
 
 @dataclass

@@ -56,22 +56,39 @@ _CLOSES = "|".join(re.escape(form.closing) for form in FORMS if not form.message
 _ANY_CLOSING = re.compile("|".join((_CLOSES, *(re.escape(form.closing) for form in MESSAGES))))
 _MAY_THINK = re.compile(rf"{_OPENS}|{_CLOSES}|<\||>>>")
 _THOUGHT_ENDS = re.compile(rf"\A(?:{_OPENS})|(?:{_CLOSES})\Z")
-_FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
-_SPANS = (("<!--", "-->"), ("<code>", "</code>"), ("<pre>", "</pre>"), (r"\begin{verbatim}", r"\end{verbatim}"))
-"""what begins and ends a quotation, in HTML and LaTeX"""
-_SPAN = "|".join(re.escape(opening) for opening, _ in _SPANS)
-_QUOTE_LINE = re.compile(r"[ \t]*>(?!>>)")
-_INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
+_FENCE = r"^[ \t]*+(?P<fence>```++|~~~++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
+_SPANS = {
+    r"<!--": "-->",
+    r"<!\[CDATA\[": "]]>",
+    r"<(code|pre|samp|kbd|tt|xmp|q|blockquote|cite|example|td|th|del|s)(?:\s[^<>\n]*)?>": "</{}>",
+    r"\\begin\{((?:V|v)erbatim\*?|lstlisting|minted|alltt|quote|quotation|displayquote)\}": r"\end{{{}}}",
+    r"\[(code|quote)(?:=[^\]\n]*)?\]": "[/{}]",
+    r"^[ \t]*#\+begin_(example|quote|src|verse)\b": "#+end_{}",
+}
+"""what begins and ends a quotation, in HTML, LaTeX, forums and Org"""
+_SPAN_ENDS = tuple((re.compile(opening, re.IGNORECASE | re.MULTILINE), closing) for opening, closing in _SPANS.items())
+_SPAN = "(?i:" + "|".join(re.sub(r"\((?!\?)", "(?:", opening) for opening in _SPANS) + ")"
+_QUOTE_LINE = re.compile(r"[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?>(?!>>)")
+_BARE_TABLE = re.compile(r"^[ \t]*:?-+:?(?:[ \t]*\|[ \t]*:?-+:?)+[ \t]*\n(?:[^\n]*\|[^\n]*\n)*\Z", re.MULTILINE)
+"""the head of a table without bars at the ends of its lines, and lines of it"""
+_INLINE = (
+    r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)|(?<!~)~~(?!~)[^~\n]+~~(?!~)"
+    r"|\\verb\*?(?P<verb>[^\w\s*])[^\n]{1,500}?(?P=verb)"
+)
 # Each where it may stand; the first alternative that fits wins.
 _MARK = re.compile(
-    rf"{_FENCE}|{_INLINE}|(?P<span>{_SPAN})|(?P<think>{_OPENS})|(?P<thought>{_CLOSES})|(?P<form>{OPENING})"
+    rf"{_FENCE}|(?P<inline>{_INLINE})|(?P<span>{_SPAN})|(?P<think>{_OPENS})|(?P<thought>{_CLOSES})|(?P<form>{OPENING})"
     r"|(?P<json>\{\s*['\"]|\[\s*\{\s*['\"])",
     re.MULTILINE,
 )
-_CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={_CLOSES}))", re.MULTILINE)
+_CLOSING_FENCE = re.compile(rf"^[ \t]*(```+|~~~+)[ \t]*(?:$|(?={_CLOSES}))", re.MULTILINE)
 _NO_WORD = re.compile(r"[\s,;]*")
 _QUOTES = "'\"\u201c\u201d\u2018\u2019`"
-_PAIRS = ('""', "''", "\u201c\u201d", "\u2018\u2019")
+_PAIRS = ('""', "''", "\u201c\u201d", "\u2018\u2019", "\u201e\u201c", "\u201e\u201d", "\u201a\u2018", "\u00ab\u00bb",
+          "\u00bb\u00ab", "\u2039\u203a", "\u203a\u2039", "\u300c\u300d", "\u300e\u300f", "`'")  # fmt: skip
+_MARKS_BEFORE = re.compile(r"(?:</?[\w:.|-]{1,40}>\w{0,20})*\Z")
+_MARKS_AFTER = re.compile(r"(?:</?[\w:.|-]{1,40}>(?:\w{1,20}(?=<))?)*")
+"""marks of a call that are no part of what was read"""
 _AFTER_WORD = (" ", "\t", "\n", ".", ",", ";", ":", "!", "?", ")", *_QUOTES)
 _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*<\|message\|>"
@@ -91,6 +108,8 @@ _BARE_ANALYSIS = re.compile(
 )
 """Thoughts of gpt-oss and Kimi K3 at the beginning of a text whose special tokens were dropped, and the word behind
 which functionary's words stand, where its prompt has the mark before it."""
+_MOST_CROSSED = 9
+"""Marks within a quotation that are looked at, lest one of them goes on behind it."""
 _LINE = 500
 """Characters of a line before a mark that are looked at."""
 _MOST_TRIES, _BAD_TRIES = 1000, 10
@@ -195,18 +214,18 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
         part: _Part | None = None
         if mark["fence"]:
             part = _block(text, mark, fences)
-        elif mark["ticks"]:
+        elif mark["inline"]:
             # A text that is one piece of code and nothing else is meant as what it is.
             if not text[:start].strip() and not text[place:].strip():
-                place = start + len(mark["ticks"])
+                place = start + len(mark["ticks"] or "~")
                 continue
             part = _Part(start, place, quoted=True)
         elif mark["span"]:
-            end = text.find(closing := dict(_SPANS)[mark["span"]], place)
-            # A thought may end in it.
-            if end < 0 or _ANY_CLOSING.search(text, place, end):
+            end = _end_of_span(text, start, place)
+            # A thought may end in it, or its end may stand within a call or a program.
+            if end < 0 or _ANY_CLOSING.search(text, place, end) or _crosses(text, place, end):
                 continue
-            part = _Part(start, end + len(closing), quoted=True)
+            part = _Part(start, end, quoted=True)
         elif mark["think"] or mark["thought"]:
             if _is_quoted(text, start, place) or (mark["think"] and _is_mentioned(text, done, start, place)):
                 continue
@@ -217,7 +236,7 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
                 parts, part, done = [], _Part(0, place, thought=True), 0
             thoughts = True
         elif tries < _MOST_TRIES:
-            if _QUOTE_LINE.match(text, max(text.rfind("\n", 0, start) + 1, start - _LINE)):
+            if _is_quoted_line(text, start):
                 end = text.find("\n", start)
                 part = _Part(start, end if end >= 0 else len(text), quoted=True)
             elif mark["form"]:
@@ -250,9 +269,64 @@ def _is_quoted(text: str, start: int, end: int) -> bool:
     return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
 
 
+def _is_quoted_line(text: str, start: int) -> bool:
+    """Whether the line of a place is one of a quotation, or of a table."""
+    line = text.rfind("\n", 0, start) + 1
+    before, end = text[max(line, start - _LINE) : start], text.find("\n", start)
+    if _QUOTE_LINE.match(before):
+        return True
+    if "|" not in before:
+        return False
+    whole = before.lstrip().startswith("|") and text[start : end if end >= 0 else None].rstrip().endswith("|")
+    return whole or bool(_BARE_TABLE.search(text[max(line - _LINE, 0) : line]))
+
+
+def _end_of_span(text: str, start: int, place: int) -> int:
+    """The end of the quotation whose opening mark is at `start`; -1 if it has none."""
+    for opening, closing in _SPAN_ENDS:
+        if mark := opening.match(text, start):
+            ends = closing.format(*mark.groups())
+            found = re.compile(re.escape(ends), re.IGNORECASE).search(text, place)
+            return found.end() if found else -1
+    return -1
+
+
+def _crosses(text: str, place: int, end: int) -> bool:
+    """Whether a call or a block that begins before `end` goes on behind it."""
+    for _ in range(_MOST_CROSSED):
+        mark = _MARK.search(text, place, end)
+        if mark is None:
+            return False
+        place, last = mark.end(), mark.end()
+        if mark["fence"]:
+            last = _block(text, mark, True).end
+        elif mark["form"] and (part := _form(text, mark.start(), mark.end())) and _are_whole(part.calls):
+            last = part.end
+        elif mark["json"] and (found := bare_json(text, mark.start())) and _are_whole(found[0]):
+            last = found[1]
+        if last > end:
+            return True
+        place = max(place, last)
+    return False
+
+
+def _are_whole(calls: tuple[Call, ...]) -> bool:
+    return bool(calls) and not any(isinstance(call, BadCall) for call in calls)
+
+
 def _is_cited(text: str, start: int, end: int) -> bool:
     """Whether a call stands in quotes amid other words."""
-    around = text[max(start - 1, 0) : start] + text[end : end + 1]
+    start = _MARKS_BEFORE.search(text, max(start - _LINE, 0), start).start()  # type: ignore[union-attr]
+    end = _MARKS_AFTER.match(text, end).end()  # type: ignore[union-attr]
+    before, after = text[max(start - _LINE, 0) : start], text[end : end + _LINE]
+    spaced = before.rstrip(" \u00a0\u202f")
+    if spaced != before and spaced[-1:] == '"' and spaced.rpartition("\n")[2].count('"') % 2 == 0:
+        return False  # it closes a quotation
+    around = spaced[-1:] + after.lstrip(" \u00a0\u202f.,;:!?")[:1]
+    if spaced != before and around in ("''", "\u00bb\u00ab", "\u203a\u2039"):
+        return False  # an apostrophe, or the end of a quotation before and the beginning of one behind
+    if around == "{}" and re.search(r"\\(?:text|math)?tt\*?\{\Z|\\(?:code|text|mbox|url)\{\Z", spaced):
+        return True
     return around in _PAIRS and bool(text[: start - 1].strip() or text[end + 1 :].strip())
 
 
@@ -274,7 +348,8 @@ def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:
         listed, after = _json_calls(text, mark.end())
         if listed and text.startswith(mark["fence"], after):
             return _Part(mark.start(), after + size, calls=tuple(listed))
-    closing = next((m for m in _CLOSING_FENCE.finditer(text, mark.end()) if len(m[1]) >= size), None)
+    ends = (m for m in _CLOSING_FENCE.finditer(text, mark.end()) if m[1].startswith(mark["fence"]))
+    closing = next(ends, None)
     end = len(text) if closing is None else closing.end()
     content = text[mark.end() + 1 : len(text) if closing is None else closing.start()]
     calls = _calls_of_block(content.strip(), language) if language in _CALL_LANGUAGES else ()

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.environment.bare_calls import with_types
+from mafrt.environment.session import Session
 from mafrt.environment.tool_calls import BadCall, ToolCall, find_call, find_calls, find_code, split_calls, visible
+from mafrt.envs.math import MathEnv, Task
 
 A = {"expression": "3 + 4"}
 J = json.dumps({"name": "calculator", "arguments": A})
@@ -505,7 +509,13 @@ CITED = {
     "ticks": "As `{}` shows, it is easy.", "two ticks": "As ``{}`` shows.", "quotes": 'One writes "{}" for that. It is 7.',
     "curly": "One writes \u201c{}\u201d for that.", "single": "One writes '{}' for that.", "comment": "<!-- {} -->\nIt is 7.",
     "code": "<code>{}</code> is how. It is 7.", "pre": "<pre>\n{}\n</pre>\nIt is 7.", "latex": "\\begin{verbatim}\n{}\n\\end{verbatim}\nIt is 7.",
-    "other language": "```js\n{}\n```\nIt is 7.", "markdown": "```markdown\n{}\n```\nIt is 7.", "block": "He said:\n> {}\nIt is 7.",
+    "table": "| tool | form |\n|---|---|\n| calculator | {} |\nIt is 7.", "bare table": "tool | form\n--- | :-:\ncalculator | {}\nIt is 7.",
+    "cell": "<table><tr><td>{}</td></tr></table> It is 7.", "element": '<CODE class="xml">{}</CODE> is how.', "blockquote": "<blockquote>\n{}\n</blockquote>\nIt is 7.",
+    "example": "<example>\n{}\n</example>\nIt is 7.", "struck": "~~{}~~ was wrong. It is 7.", "listing": "\\begin{lstlisting}[language=XML]\n{}\n\\end{lstlisting}\nIt is 7.",
+    "verb": "\\verb\u00a7{}\u00a7 is how.", "texttt": "\\texttt{{}} is how.", "guillemets": "On \u00e9crit \u00ab {} \u00bb ainsi.", "low": "Man schreibt \u201e{}\u201c daf\u00fcr.",
+    "corner": "\u5199\u4f5c\u300c{}\u300d\u5373\u53ef\u3002", "latex quotes": "One writes ``{}'' for that.", "three quotes": 'One writes """{}""" so.', "a stop": 'One writes "{}."',
+    "tildes": "~~~markdown\n{}\n~~~\nIt is 7.", "forum": "[quote=Ann]{}[/quote] It is 7.", "item": "1. > {}\nIt is 7.", "cdata": "<![CDATA[{}]]> It is 7.",
+    "org": "#+begin_example\n{}\n#+end_example\nIt is 7.", "other language": "```js\n{}\n```\nIt is 7.", "markdown": "```markdown\n{}\n```\nIt is 7.", "block": "He said:\n> {}\nIt is 7.",
 }  # fmt: skip
 ON_A_LINE = {form: text for form, text in RIGHT.items() if not re.search(r"[\n`]|</?think|<\|think|analysis|response", text)
              and form not in ("llama4 pythonic", "unclosed", "midline", "kimi3 cut", "granite3", "granite20b")}  # fmt: skip
@@ -516,8 +526,8 @@ ON_A_LINE = {form: text for form, text in RIGHT.items() if not re.search(r"[\n`]
 @pytest.mark.parametrize("form", ON_A_LINE)
 def test_a_call_that_is_quoted_is_not_made(form, cited):
     quotation = CITED[cited].replace("{}", ON_A_LINE[form])
-    if cited in ("quotes", "curly", "single") and form in ("kimi3", "functiongemma", "nemotron", "harmony3"):
-        return  # the quote does not stand beside the call itself
+    if (cited, form) == ("cdata", "minicpm5"):
+        return  # it ends within
     assert not [call for call in find_calls(quotation, tools=TOOLS) if isinstance(call, ToolCall)], quotation
     both = f"{quotation}\n{RIGHT['hermes']}"
     assert find_calls(both, tools=TOOLS)[-1:] == [ToolCall("calculator", A)], both
@@ -525,6 +535,9 @@ def test_a_call_that_is_quoted_is_not_made(form, cited):
 
 @pytest.mark.parametrize("text", [
     '"<tool_call>CALL</tool_call>"', "<code><tool_call>CALL</tool_call>", "<!-- <tool_call>CALL</tool_call>", "a -> <tool_call>CALL</tool_call>",
+    "I write <td> with <tool_call>CALL</tool_call>", "The <pre> tag. <tool_call>CALL</tool_call> </prefix>", "[quote] <tool_call>CALL</tool_call>",
+    '\u00aba\u00bb <tool_call>CALL</tool_call> \u00abb\u00bb', 'I say "yes" <tool_call>CALL</tool_call> "no"', "a | b\n<tool_call>CALL</tool_call> | c",
+    "| a | b |\n|---|---|\n| 1 | 2 |\n<tool_call>CALL</tool_call>", "It's <tool_call>CALL</tool_call> 'x'", "~~3 \n<tool_call>CALL</tool_call> ~~4",
     "<think><code></think><tool_call>CALL</tool_call></code>", "<code>hm</code>\n<tool_call>CALL</tool_call>", "Say \"yes\": <tool_call>CALL</tool_call>",
 ])  # fmt: skip
 def test_marks_of_quotations_hide_no_call_that_is_meant(text):
@@ -539,6 +552,52 @@ def test_marks_of_quotations_hide_no_call_that_is_meant(text):
 ])  # fmt: skip
 def test_calls_in_pythons_notation_amid_words(text, number):
     assert find_calls(text, tools=TOOLS) == [ToolCall("calculator", A)] * number
+
+
+def judged(texts, agents=(("h", False), ("a", True))):
+    """Scores of `--coach rules` of an episode of these texts: of each turn, None where it has none."""
+    team = Team(tuple(AgentSpec(name, with_answer=answers) for name, answers in agents))
+    session = Session(
+        MathEnv(
+            tasks=[Task("t:0", "What is 3 + 4?", "7")], team=team, workflow="tools", tools=("calculator",), tool_turns=2
+        ).spawn()
+    )
+    observations, _ = session.reset(seed=1)
+    scores: list[float | None] = []
+    latest = {}
+    for text in texts:
+        latest |= dict.fromkeys(observations, len(scores))
+        scores.append(None)
+        result = session.step(dict.fromkeys(observations, text))
+        for agent, evidence in result.info.get("evidence", {}).items():
+            if evidence.rules is not None:
+                scores[latest[agent]] = evidence.rules.score
+        observations = result.observations
+    assert not observations
+    return scores
+
+
+@pytest.mark.cases(60)
+@pytest.mark.parametrize("form", RIGHT)
+def test_the_rules_coach_scores_right_and_wrong_calls_in_every_form(form):
+    """Every turn gets a score: one without leaves the loss, and many of them have the update skipped."""
+    right = RIGHT[form]
+    assert judged([right, "done", r"\boxed{7}"]) == [10.0, 7.0, 5.0]
+    assert judged([right, r"\boxed{7}"], (("a", True),)) == [10.0, 5.0]
+    assert judged([right.replace("3 + 4", "5 + 4"), "done", r"\boxed{8}"]) == [5.0, 2.0, 0.0]
+    for wrong in (right.replace("3 + 4", "3 + ("), right.replace("calculator", "calcuLator"), right.replace("expression", "expresion")):  # fmt: skip
+        assert wrong != right and judged([wrong, r"\boxed{7}"], (("a", True),)) == [1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "opening, closing",
+    [("<td>", "</td>"), ("<code>", "</code>"), ("[code]", "[/code]"), (r"\begin{verbatim}", r"\end{verbatim}")],
+)
+def test_a_quotation_does_not_end_within_a_call(opening, closing):
+    value = f"x{closing}y"
+    text = f"I write {opening} first. <tool_call>{json.dumps({'name': 'w', 'arguments': {'x': value}})}</tool_call>"
+    assert find_calls(text) == [ToolCall("w", {"x": value})]
+    assert find_code(f"I write {opening} first.\n```python\nprint('{closing}')\n```") == f"print('{closing}')\n"
 
 
 PROGRAMS = ["print(1)", "print(1); print(2)", "import math\nprint(math.pi)", "x = {'a': 1}\nprint(x)", "f(x=1); g(2)"]

@@ -162,6 +162,8 @@ def test_files_last_one_episode_and_links_are_left_out(tmp_path):
 def test_python_runs_in_the_sandbox_with_the_files():
     toolbox = make_toolbox(["python", "files"], sandbox="degraded")
     toolbox.run(call("write_file", path="a.txt", content="41"))
+    [failed] = answers(toolbox, "```python\nopen('c.txt', 'w').write('y')\n1 / 0\n```")
+    assert failed.startswith("Error: ") and "ZeroDivisionError" in failed and toolbox.files["c.txt"] == b"y"
     said = answers(toolbox, "```python\nopen('b.txt', 'w').write('x')\nprint(int(open('a.txt').read()) + 1)\n```")
     assert said == ["42"] and toolbox.files["b.txt"] == b"x"
 
