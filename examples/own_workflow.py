@@ -16,7 +16,7 @@ class AllAtOnce(Workflow):
     max_steps = 1
 
     def observe(self, state):
-        return {} if state.over else {name: transcript(state) for name in self.names}
+        return {} if state.over else {name: transcript(state, self.names) for name in self.names}
 
     def transition(self, state, actions):
         return replace(state, said=tuple(actions.items()), position=len(self.names))

@@ -10,13 +10,22 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from mafrt.envs.math.notation import interval
+from mafrt.envs.math.notation import interval, same_time
 
 # A box and its brace, a box without braces, an escaped character (\\{ is no brace), or a brace.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
 _DOLLARS = re.compile(r"(?<!\\)\$\$?")
 _FORMULA_END = re.compile(r"\n|(?<!\\)\$|\\[)\]]|\\\\|\\end(?![A-Za-z])|$")
 _SENTENCE_END = re.compile(rf"{_FORMULA_END.pattern}|[.,;:!?](?=\s|$)|\s+(?=[A-Za-z]{{2}})")
+_PLAIN_SIGNS: dict[int, str] = {
+    **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-"),
+    # Digits of other scripts (full width, Arabic, Persian, Devanagari), and full-width letters and signs.
+    **{zero + digit: str(digit) for zero in (0xFF10, 0x660, 0x6F0, 0x966) for digit in range(10)},
+    **{0xFEE0 + ord(sign): sign for sign in "+=<>()[],.:;/%ABCDEFGHIJabcdefghijxyzn"},
+    ord("\u2044"): "/", ord("\u00a2"): " cents",
+}  # fmt: skip
+_LOWERED_SIGNS = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789")
+_LOWERED = re.compile("[\u2080-\u2089]+")
 _THIN_SPACE = re.compile(r"(?<!\\)\\[,!;:]")
 _SPACE = re.compile(r"(?<!\\)\\(?: |q?quad(?![A-Za-z]))")
 _STYLE = re.compile(r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])\s*")
@@ -27,6 +36,8 @@ _PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,4
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*\(?([A-Za-z][A-Za-z \-']*)\)?\s*\}")
 _OPTION = re.compile(r"\(?([A-J])[).]?")
 _CHOSEN = re.compile(r"\(?([A-J])[).:]\s*((?:(?<![A-Za-z])[A-Za-z]?[a-z]+|[^A-Za-z]|(?<=[A-Za-z])[A-Z])+)")
+_ANNOUNCED = re.compile(r"(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*:?\s*(?=\(?[A-J]\b)", re.IGNORECASE)
+_OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:[\s,;/&]|\band\b)*\(?[A-J]\)?){0,9}")
 _BARE_WORDS = re.compile(r"\(?([A-Za-z][A-Za-z \-']*)\)?")
 
 _NO_ANSWERS = re.compile(
@@ -111,11 +122,12 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 def tidy(answer: str) -> str:
     """Strip notation that never changes an answer: dollars, thin spaces, `\\displaystyle`, a full stop, emphasis."""
-    answer = answer.strip().replace("\u2212", "-").strip('*`"\u201c\u201d ')
+    answer = answer.strip().translate(_PLAIN_SIGNS).strip('*`"\u201c\u201d ')
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
     answer = _SPACE.sub(" ", _THIN_SPACE.sub("", _STYLE.sub("", answer))).replace("{,}", ",").strip()
-    return re.sub(r"(?<!\\)[.,;:]$", "", answer).rstrip()
+    answer = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_LOWERED_SIGNS)}}}", answer)
+    return re.sub(r"(?<!\\)[.,;:]$|\\\\$", "", answer).rstrip()
 
 
 def reference_fault(reference: str, *, marked: bool) -> str | None:
@@ -170,23 +182,35 @@ def quick_verdict(given: str, reference: str) -> bool | None:
     """Whether two tidied answers agree, or None where string work cannot tell."""
     if given == reference:
         return True
-    if (option := _OPTION.fullmatch(_TEXT.sub(r"\1", reference))) is not None:
+    left, right = plain_number(given), plain_number(reference)
+    if left is None or right is None:
+        return _verdict_on_words(given, reference)
+    if left == right:
+        return True
+    return None if abs(left - right) <= TOLERANCE else False
+
+
+def _verdict_on_words(given: str, reference: str) -> bool | None:
+    """`quick_verdict` of answers that are no plain numbers: options, words, and times of day."""
+    plain, wanted = _TEXT.sub(r"\1", given), _TEXT.sub(r"\1", reference)
+    if (option := _OPTION.fullmatch(wanted)) is not None:
         # The letter with the text of its option, and no other letter.
-        chosen = _CHOSEN.fullmatch(_TEXT.sub(r"\1", given))
+        plain = _ANNOUNCED.sub("", plain)
+        chosen = _CHOSEN.fullmatch(plain) or (_OPTION.fullmatch(plain) if plain != given else None)
         if chosen is not None:
             return chosen[1] == option[1]
+    if _OPTIONS.fullmatch(plain) and _OPTIONS.fullmatch(wanted) and (len(wanted) == 1) == (len(plain) == 1):
+        letters = [re.findall("[A-J]", text.replace("and", "")) for text in (plain, wanted)]
+        if "".join(letters[0]) != plain or "".join(letters[1]) != wanted:  # AB alone is a segment as well
+            return sorted(letters[0]) == sorted(letters[1])
     if (word := words(reference)) is not None:
         # math-verify reads words as products of letters, so that anagrams agree; here only equal words do.
         bare = _BARE_WORDS.fullmatch(given)
         said = words(given) or (bare[1].lower() if bare else None)
         if said is not None:
-            return said == word
-    left, right = plain_number(given), plain_number(reference)
-    if left is None or right is None:
-        return None
-    if left == right:
-        return True
-    return None if abs(left - right) <= TOLERANCE else False
+            own, others = (sorted(re.split(r"\s+and\s+", text)) for text in (said, word))
+            return own == others
+    return same_time(given, reference)
 
 
 _RELATIONS = re.compile(
@@ -197,6 +221,10 @@ _NAME = re.compile(
     r"(?:\\(?:angle|triangle) ?)?\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z0-9, ]*\))?"
     r"|\([A-Za-z](?:, *[A-Za-z])+\)|\\(?:text|mathrm)\s*\{[A-Za-z ]+\}"
 )
+_CONGRUENT = re.compile(r"^[A-Za-z]\s*(?:\\equiv(?![A-Za-z])|\u2261)\s*")
+_CHAIN = re.compile(r"(<|>|\\[lg](?:eq?(?:slant)?|t)(?![A-Za-z]))")
+_TURNED = {">": "<", "\\gt": "<", "\\ge": "\\le", "\\geq": "\\le", "\\geqslant": "\\le"}
+_TURNED_BRACKETS = re.compile(r"([\[\]])([^\[\]();]+[,;][^\[\]();]+)([\[\]])")
 _IN = re.compile(r"^[A-Za-z] *\\in(?![a-z])\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%)\s*\}|(?<![A-Za-z])percent)\s*")
 _SIGNS = ("\\pm", "\\mp", "±")
@@ -204,12 +232,16 @@ _SIGNS = ("\\pm", "\\mp", "±")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
+_HEXADECIMAL = re.compile(r"(?<![A-Za-z0-9_\\^.])[0-9a-f]+(?=\)?_\{?\(?1[1-6])")
+_PREFIXED = re.compile(r"0(?P<prefix>[bBoOxX])(?P<digits>[0-9A-Fa-f]+)")
+_PREFIXES = {"b": 2, "o": 8, "x": 16}
 _BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-_BASE = rf"1[0-6]|[2-9]|{'|'.join(_BASE_NAMES)}|sixteen"
+_BASE_WORDS = f"{'|'.join(_BASE_NAMES)}|sixteen"
+_BASE = rf"1[0-6]|[2-9]|{_BASE_WORDS}"
 # 1011_2, (1011)_2, 1A_{16}, 1011_{two}, 1011_{(2)}, 1011_two, 1011 (base 2), 1011 in base 2, without any \text{}.
 _BASED = re.compile(
     r"(?<![A-Za-z0-9_\\^.])(?P<number>(?P<open>[({])?(?P<digits>[0-9A-F][0-9A-F,]*(?:\.[0-9A-F]+)?)(?(open)[)}]))\s*"
-    rf"(?:_\s*(?:(?:1[0-6]|[2-9])(?![0-9])|\{{[\s(]*(?:base[ ~-]*)?(?:{_BASE})[\s)]*\}}|(?:{_BASE}))"
+    rf"(?:_\s*(?:(?:1[0-6]|[2-9])(?![0-9])|\{{[\s(]*(?:base[ ~-]*)?(?:{_BASE})[\s)]*\}}|(?:{_BASE_WORDS}))"
     rf"|\(?(?:in )?base[ ~-]*(?:{_BASE})\b\)?)"
 )
 
@@ -221,7 +253,10 @@ def same_bases(given: str, reference: str) -> tuple[str, str] | None:
     """
     if not any(mark in text for mark in ("_", "base") for text in (given, reference)):
         return given, reference
+    reference = _HEXADECIMAL.sub(lambda digits: digits[0].upper(), reference)
     plain_reference, wanted = _without_bases(reference)
+    if wanted and (prefixed := _PREFIXED.fullmatch(given)):
+        given = f"{prefixed['digits'].upper()}_{{{_PREFIXES[prefixed['prefix'].lower()]}}}"
     if any(base > 10 for base in wanted):
         given = re.sub(r"\b[0-9a-f]+(?=\)?_)", lambda digits: digits[0].upper(), given)
     plain_given, own = _without_bases(given)
@@ -253,8 +288,20 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
     their items. Here every side of an equation must be right but for a name (`x = 4`), a percentage is a hundredth
     unless the reference is one, and sets, tuples and lists must be of one kind and size.
     """
+    if "mod" in given and "mod" in reference:
+        given, reference = _CONGRUENT.sub("", given), _CONGRUENT.sub("", reference)
     if _RELATIONS.search(given) and not _RELATIONS.search(reference):
         return None
+    given, reference = _ascending(given), _ascending(reference)
+    if given.replace(" ", "") == reference.replace(" ", ""):
+        return []
+    if (pairs := _same_ratio(given, reference)) is not None:
+        return pairs or None
+    if "\\langle" in given + reference:
+        given, reference = (
+            re.sub(r"\\langle(?![a-z])", "(", re.sub(r"\\rangle(?![a-z])", ")", text)) for text in (given, reference)
+        )
+    given, reference = _usual_brackets(given), _usual_brackets(reference)
     # An interval and the inequality that says the same.
     if _is_interval(reference):
         given = interval(given) or given
@@ -284,6 +331,33 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if {own, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
     return [(part, reference) for part in parts]
+
+
+def _ascending(answer: str) -> str:
+    """A chain such as `a > b \\ge c` the other way round."""
+    terms = _CHAIN.split(answer)
+    if len(terms) < 5 or any("<" in sign or "\\l" in sign for sign in terms[1::2]):
+        return answer
+    return " ".join(_TURNED.get(term, term.strip()) for term in reversed(terms))
+
+
+def _same_ratio(given: str, reference: str) -> list[tuple[str, str]] | None:
+    """Pairs that are equal if two ratios of three or more are; none if these differ in number; None for others."""
+    own, wanted = given.split(":"), reference.split(":")
+    if max(len(own), len(wanted)) < 3 or not all(re.search(r"\w", part) for part in (*own, *wanted)):
+        return None
+    if len(own) != len(wanted):
+        return []
+    places = [(i, j) for i in range(len(own)) for j in range(i)]
+    return [(f"({own[i]}) \\cdot ({wanted[j]})", f"({own[j]}) \\cdot ({wanted[i]})") for i, j in places]
+
+
+def _usual_brackets(answer: str) -> str:
+    """`]a, b]` as `(a, b]`."""
+    match = _TURNED_BRACKETS.fullmatch(answer)
+    if match is None:
+        return answer
+    return f"{'(' if match[1] == ']' else '['}{match[2]}{')' if match[3] == '[' else ']'}"
 
 
 def _sides(answer: str) -> list[str]:

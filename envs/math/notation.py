@@ -14,8 +14,10 @@ _SIGNS = str.maketrans({
     "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
     "∈": r"\in ", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}", "–": "-", "~": " ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
+    "¾": r"\frac{3}{4}", "⟨": r"\langle ", "⟩": r"\rangle ", "~": " ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
 })  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words after a number that are part of its value, and so no unit.
 _NO_UNITS = r"hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|percent|dozen|squared|cubed|plus|minus|times|over"
@@ -41,7 +43,10 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         # Numbers: 1.6e-19, 3 1/2; money.
         (rf"^({_NUMBER})[eE]\+?(-?[0-9]{{1,4}})$", r"\1 \\times 10^{\2}"),
         (r"(?<![0-9/])(-?[0-9]+) ([0-9]+)/([0-9]+)(?![0-9/])", r"\1\\frac{\2}{\3}"),
-        (r"^(-?)\s*(?:\\?\$|€|£|USD)\s*(?=[0-9.-])", r"\1"),
+        (r"^(-?)\s*(?:\\?\$|€|£|¥|₹|USD|EUR|Rs\.?)\s*(?=[0-9.-])", r"\1"),
+        (rf"^({_NUMBER})\s*[元円]$", r"\1"),
+        (r"(?<=[0-9]) ?x ?(?=10 ?\^)", r"\\times "),
+        (rf"^({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?dozen(?![a-z])[A-Za-z ]*\}}?$", r"\1 \\cdot 12"),
         # Units in words, and lengths with a power: the number is the answer.
         (rf"^({_NUMBER})\s*\^?\\circ\s*$", r"\1"),
         (rf"^({_NUMBER})\s+(?:mm|cm|dm|km|in|ft|yd|mi)\s*\^\s*\{{?[23]\}}?$", r"\1"),
@@ -50,7 +55,7 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
 ]
 _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9 ])")
+_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?: [0-9]{3})+|(?:_[0-9]{3})+)(?![0-9 _])")
 _REPEATING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?\s*([0-9]{1,20})\s*\}?")
 _TIMES = re.compile(
     rf"({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?\s*({'|'.join(_MULTIPLIERS)})s?(?![A-Za-z])((?:[A-Za-z ]*\}})?)"
@@ -70,10 +75,11 @@ _TWO_SIDED = re.compile(rf"\s*([^<>=]+?)\s*({_LESS})\s*({_VARIABLE})\s*({_LESS})
 def latex(answer: str) -> str:
     """An answer in the notation that math-verify reads."""
     # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
-    answer = _CHOICE_TEXT.sub(r" \1 ", answer).translate(_SIGNS)
+    answer = _RAISED_RUN.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", _CHOICE_TEXT.sub(r" \1 ", answer))
+    answer = answer.translate(_SIGNS)
     answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
     answer = _REPEATING.sub(_fraction, answer)
-    answer = _THOUSANDS.sub(lambda match: match[0].replace(" ", ""), answer)
+    answer = _THOUSANDS.sub(lambda match: re.sub("[ _]", "", match[0]), answer)
     answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{_MULTIPLIERS[match[2]]}}}", answer)
     if _OF_ANGLES.search(answer):  # math-verify drops the sign, and takes radians
         answer = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", answer)
@@ -92,15 +98,36 @@ _SIZES = {
     "time": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
     "volume": "ml .001 milliliter .001 l 1 liter 1 litre 1",
     "money": "cent 1 dollar 100",
+    "force": "N 1 newton 1 kN 1000",
+    "energy": "J 1 joule 1 kJ 1000",
+    "power": "W 1 watt 1 kW 1000",
+    "speed": "m/s 1 mph .44704 ft/s .3048",
 }  # fmt: skip
 _UNITS = {
     name: (kind, Fraction(size))
     for kind, listed in _SIZES.items()
     for name, size in zip(listed.split()[::2], listed.split()[1::2], strict=True)
-}
+} | {name: ("speed", Fraction(5, 18)) for name in ("km/h", "kmh", "kph")}
+_MONEY = re.compile(r"\\?\$\s*(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?)")
+_AMOUNT = re.compile(
+    rf"(?P<number>{_NUMBER})(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm|mbox|textrm)\s*\{{[\s~]*)?(?P<name>[A-Za-z]{{1,12}})"
+    r"\.?[\s~]*(?:and[\s~]*)?\}?(?:[\s~,]|\\[ ,;]|and)*"
+)
+_OPPOSITES = tuple(map(frozenset, map(str.split, (
+    "north south east west northeast northwest southeast southwest", "left right", "up down upward downward",
+    "above below", "gain loss profit", "increase decrease", "clockwise counterclockwise anticlockwise", "bc ad bce ce",
+    "more less fewer", "inside outside", "before after", "ahead behind", "ago later", "faster slower", "taller shorter",
+))))  # fmt: skip
+"""words behind a number of which one is not another"""
+_SCALE = re.compile(r"(?:°|\\circ)[\s}~]*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])(?![A-Za-z])")
+_CURRENCY = re.compile(r"\\\$|(?<![\w$])\$(?=\s*[0-9])|[€£¥₹]")
+_CLOCK = re.compile(
+    r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))?(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm)\s*\{\s*)?"
+    r"(?:(?P<half>[apAP])\.?\s*[mM]\.?)?\s*\}?"
+)
 _WITH_UNIT = re.compile(
     r"(?P<number>.+?)(?:[\s~]|\\[ ,;])*(?P<text>\\(?:text|mathrm|mbox|textrm)\s*\{[\s~]*|(?<=[0-9}\s]))"
-    r"(?P<name>(?:square |cubic )?[A-Za-z]{1,12})\.?\s*(?(text)\}?)(?:\s*\^\s*\{?(?P<power>[23])\}?)?"
+    r"(?P<name>(?:square |cubic )?[A-Za-z]{1,12}(?:/[a-z]{1,2})?)\.?\s*(?(text)\}?)(?:\s*\^\s*\{?(?P<power>[23])\}?)?"
 )
 
 
@@ -109,6 +136,8 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
 
     math-verify drops units, so that 5 kg would pass for 5 g.
     """
+    if _contradict(given, reference):
+        return None
     own, wanted = _measure(given), _measure(reference)
     if own is None or wanted is None:
         return given, reference
@@ -121,6 +150,10 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
 
 def _measure(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
     """The number of an answer, what its unit measures with the power, and the unit's size; None without a known one."""
+    if money := _MONEY.fullmatch(answer):
+        return money["number"].replace(",", ""), ("money", 1), Fraction(100)
+    if amounts := _amounts(answer):
+        return amounts
     match = _WITH_UNIT.fullmatch(answer)
     if match is None or (len(match["name"]) == 1 and not match["text"]):  # 5 m may be a product
         return None
@@ -130,6 +163,49 @@ def _measure(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
         return None
     power = int(match["power"] or {"square": 2, "cubic": 3}.get(before[0] if before else "", 1))
     return match["number"], (unit[0], power), unit[1] ** power
+
+
+def _amounts(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
+    """The sum of `3 hours 30 minutes` as a number of the smallest; None for anything else."""
+    total, kinds, place = Fraction(0), set(), 0
+    parts = list(_AMOUNT.finditer(answer))
+    for part in parts:
+        unit = _UNITS.get(part["name"]) or _UNITS.get(part["name"].lower().removesuffix("s"))
+        if unit is None or part.start() != place:
+            return None
+        total += Fraction(part["number"].replace(",", "")) * unit[1]
+        kinds.add(unit[0])
+        place = part.end()
+    if len(parts) < 2 or len(kinds) != 1 or place != len(answer):
+        return None
+    return f"\\frac{{{total.numerator}}}{{{total.denominator}}}", (kinds.pop(), 1), Fraction(1)
+
+
+def _contradict(given: str, reference: str) -> bool:
+    """Whether two answers name different directions, scales or currencies, which math-verify drops."""
+    for marks in (_SCALE, _CURRENCY):
+        own, wanted = ({mark.lstrip("\\") for mark in marks.findall(text)} for text in (given, reference))
+        if own and wanted and own != wanted:
+            return True
+    own, wanted = (set(re.findall(r"(?<!\\)\b[a-z]+", text.lower())) for text in (given, reference))
+    return any(own & group and wanted & group and own & group != wanted & group for group in _OPPOSITES)
+
+
+def same_time(given: str, reference: str) -> bool | None:
+    """Whether two times of day of which one says am or pm are the same; None if they are no such."""
+    clocks = [_CLOCK.fullmatch(text) for text in (given, reference)]
+    if None in clocks or not any(clock and clock["half"] for clock in clocks):
+        return None
+    minutes, sure = [], True
+    for clock in clocks:
+        assert clock is not None  # as was asked for
+        if not clock["half"] and not clock["minute"]:
+            return None  # a number, or one of hours
+        hour = int(clock["hour"])
+        sure = sure and bool(clock["half"] or hour > 12)
+        after = 12 if clock["half"] in ("p", "P") else 0
+        minutes.append((hour % 12 + after if clock["half"] else hour) * 60 + int(clock["minute"] or 0))
+    return (minutes[0] - minutes[1]) % (1440 if sure else 720) == 0
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -316,9 +316,9 @@ def written(
     return first + "".join(f"\n{role}: {quoted(text, begins, headings=headings)}" for role, text in said)
 
 
-def transcript(state: TaskState) -> str:
-    """The whole transcript as text."""
-    return written(state.problem, state.said)
+def transcript(state: TaskState, names: Sequence[str]) -> str:
+    """The whole transcript as text; no agent of `names` can be made to speak by another's lines."""
+    return written(state.problem, state.said, names)
 
 
 def _positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:

@@ -176,7 +176,7 @@ def test_the_chain_s_functions_are_pure(said, problem):
     for text in said:
         state = states[-1]
         ((name, observation),) = flow.observe(state).items()
-        assert observation == transcript(state)
+        assert observation == transcript(state, "ab")
         assert observation.startswith(f"Problem: {quoted(problem, speakers('ab'))}")
         after = flow.transition(state, {name: text})
         assert after == flow.transition(state, {name: text}) and after.said == (*state.said, (name, text))
