@@ -22,27 +22,24 @@ from typing import Any
 
 from bench._tables import over_seeds
 from bench.reproduce._commands import run
-from bench.reproduce.reasoning_gym import demonstrations, imitated, played, solved, tested, write_table
+from bench.reproduce.reasoning_gym import demonstrations, imitated, played, tested, write_table
 from mafrt.coach.base import Case, Coach
 from mafrt.config.team import Team
 from mafrt.core.types import Scored, Verdict
 
-# A transcript is computed once for all who read it: adapters act on an agent's own words, its role prompt stands last.
-SHARED = {"prompt_at": "end", "adapter_scope": "action"}
 SIDES: dict[str, list[dict[str, Any]]] = {
     "team": [
-        {"role": "worker", "prompt": "Say the parts.", "max_new_tokens": 24, **SHARED},
-        {"role": "finisher", "prompt": "Say the answer.", "max_new_tokens": 8, "with_answer": True, **SHARED},
+        {"role": "worker", "prompt": "Say the parts.", "max_new_tokens": 24},
+        {"role": "finisher", "prompt": "Say the answer.", "max_new_tokens": 8, "with_answer": True},
     ],
     "alone": [
-        {
-            "role": "solver",
-            "prompt": "Say the parts, then the answer.",
-            "max_new_tokens": 32,
-            "with_answer": True,
-            **SHARED,
-        }
+        {"role": "solver", "prompt": "Say the parts, then the answer.", "max_new_tokens": 32, "with_answer": True},
     ],
+}
+SCOPES: dict[str, dict[str, str]] = {
+    "all": {},
+    # A transcript is computed once for all who read it: adapters act on an agent's own words, its role prompt is last.
+    "action": {"prompt_at": "end", "adapter_scope": "action"},
 }
 REWARDS: dict[str, tuple[object, ...]] = {
     "outcome only": (),
@@ -131,7 +128,40 @@ def quotient(parts: Sequence[str], *_: str) -> str:
     return str(int(found[2]) // int(found[1]))
 
 
+TURNED = {
+    "front": {"top": "front", "front": "bottom", "bottom": "back", "back": "top"},
+    "right": {"top": "right", "right": "bottom", "bottom": "left", "left": "top"},
+    "back": {"top": "back", "back": "bottom", "bottom": "front", "front": "top"},
+    "left": {"top": "left", "left": "bottom", "bottom": "right", "right": "top"},
+    "bottom": {"top": "bottom", "bottom": "top", "front": "back", "back": "front"},
+}
+"""side that is turned to the top -> where the color of a side was before, if elsewhere"""
+
+
+def before(_: str, turns: str, side: str) -> str:
+    """Where the color of a side was before each turn of a cube, the last turn first."""
+    places = []
+    sides = "|".join(TURNED)
+    for to_top in reversed(re.findall(rf"\b({sides})\b", turns)):
+        side = TURNED[to_top].get(side, side)
+        places.append(side)
+    return " ".join(places)
+
+
+def color_at(parts: Sequence[str], sides: str, *_: str) -> str:
+    colors = {side: color for color, side in re.findall(r"- a (\w+) (\w+) side", sides)}
+    if not parts or parts[-1] not in colors:
+        raise ValueError("no side of the cube")
+    return colors[parts[-1]]
+
+
 KINDS = {
+    "color_cube_rotation": Kind(
+        {"min_rotations": 1, "max_rotations": 2},
+        r"(?s)A cube has:\s*(.*?)\s*The cube is (rotated so.*?)\s*What is now the color of the (\w+) side",
+        before,
+        color_at,
+    ),
     "leg_counting": Kind({"min_animals": 2, "max_animals": 2}, r"in total if you have (.+)\?", legs, total),
     "spell_backward": Kind(
         {"min_word_len": 4, "max_word_len": 5},
@@ -224,7 +254,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=10, help="of training")
     parser.add_argument("--episodes", type=int, default=32, help="of an iteration")
     parser.add_argument("--tasks", type=int, default=60, help="test tasks")
+    parser.add_argument("--after", type=int, default=0, help="of the test tasks, the first that are left out")
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
+    parser.add_argument("--adapter_scope", default="all", choices=SCOPES, help="on which words adapters act")
     parser.add_argument("--model_name_or_path", default="smollm2")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/reasoning_gym_teams"))
     args = parser.parse_args(argv)
@@ -281,12 +313,14 @@ def measured(args: argparse.Namespace, name: str, side: str, adapters: Path, pat
     """Test scores, and the shares of sampled episodes whose work is right, and whose answer follows from it."""
     words = (*words_of(args, name, side), "--k", args.samples, "--no-greedy")
     found = tested(args, words, adapters, path)
+    groups = set(sorted(found["scores"])[args.after :])
+    scores = [score for group in groups for score in found["scores"][group]]
     parts: dict[str, list[float]] = {"work": [], "answer": []}
     for episode in found["episodes"]:
-        for turn in episode["turns"]:
+        for turn in episode["turns"] if episode["group"] in groups else ():
             for key, share in judged(turn["agent"], turn["observation"], turn["text"]).items():
                 parts[key].append(float(share == 1))
-    own = {"sampled": found["metrics"][f"eval/avg@{args.samples}"], "solved": solved(found)}
+    own = {"sampled": statistics.fmean(scores), "solved": statistics.fmean(score >= 1 for score in scores)}
     return own | {key: statistics.fmean(shares) for key, shares in parts.items()}
 
 
@@ -324,7 +358,8 @@ def compared(args: argparse.Namespace, name: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     args.output.mkdir(parents=True, exist_ok=True)
-    for side, team in SIDES.items():
+    for side, agents in SIDES.items():
+        team = [agent | SCOPES[args.adapter_scope] for agent in agents]
         (args.output / f"{side}.json").write_text(json.dumps(team), encoding="utf-8")
     head = "| data set | player | rate | sampled | solved | work right | answer follows | sampled, by seed |"
     write_table(args, head, compared)

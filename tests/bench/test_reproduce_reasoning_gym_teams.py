@@ -40,6 +40,20 @@ def test_both_sides_are_shown_the_same_right_texts(name, tmp_path):
     assert all(works) and shown["alone"] == [f"{work}\n{answer}" for work, answer in zip(works, answers, strict=True)]
 
 
+CUBE = """Problem: A cube has:
+- a white top side
+- a blue right side
+- a pink front side
+- a tan left side
+- a red back side
+- a gold bottom side
+
+The cube is rotated so that the side which was before at the bottom is now at the top.
+
+Now the cube is rotated to place its left side at the top.
+
+What is now the color of the top side of the cube?
+Provide only the color as your final answer."""
 SUM = "Problem: State the final answer to the following arithmetic problem: 4 + 1 - 9 - 2 ="
 
 
@@ -63,6 +77,11 @@ SUM = "Problem: State the final answer to the following arithmetic problem: 4 + 
         ("finisher", "Problem: Solve for z: 5 - 8*z = -19\nworker: 8*z=24", "3", 10),
         ("worker", "Problem: Solve for z: 5 - 8*z = -19", "8*z=24", 10),
         ("finisher", "Problem: Solve for z: 5 - 8*z = -19\nworker: 0*z=24", "3", 0),
+        ("worker", CUBE, "left left", 10),
+        ("worker", CUBE, "left back", 5),
+        ("finisher", f"{CUBE}\nworker: left left", "tan", 10),
+        ("finisher", f"{CUBE}\nworker: left left", "red", 0),
+        ("finisher", f"{CUBE}\nworker: upwards", "red", 0),
     ],
 )
 def test_the_coach_scores_a_turn_by_its_own_part(agent, saw, said, score):
