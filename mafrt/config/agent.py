@@ -16,6 +16,9 @@ from mafrt.core.errors import ConfigError
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 """Valid names of agents and adapters, which become folder names and metric names."""
 
+LONGEST_NAME = 100
+"""Characters of a name: file systems take names of 255 bytes, and some files have more than the agent's in theirs."""
+
 # Beside the adapter folders, a checkpoint holds these; an adapter of the same name would overwrite them.
 RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
 
@@ -32,6 +35,8 @@ def name_problem(name: object) -> str | None:
     """Why `name` cannot be the name of an agent or adapter, or None if it can."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         return f"{name!r} is not a valid name (letters, digits, '_', '.' and '-' only)"
+    if len(name) > LONGEST_NAME:
+        return f"{name[:20]!r}... has {len(name)} characters; a name has at most {LONGEST_NAME}"
     if name.lower() in RESERVED:
         return f"{name!r} is a name that checkpoints use for themselves; choose another"
     return None

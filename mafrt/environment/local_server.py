@@ -149,6 +149,10 @@ def parse_body(content: bytes) -> Any:
         raise RefusedError(400, f"the request is not JSON that can be used ({shortened(str(error), 160)})") from None
 
 
+_TCP_CLOSE = 7
+"""state of a connection in the kernel: over, by a reset where this side has not closed it"""
+
+
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
@@ -160,7 +164,14 @@ def _finite(digits: str) -> float:
     return number
 
 
-def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] = lambda: False, **more: Any) -> Any:
+def bounded_server(
+    app: Any,
+    *,
+    connections: int,
+    make_room: Callable[[], bool] = lambda: False,
+    ended: Callable[[Any, bool], None] = lambda client, unread: None,
+    **more: Any,
+) -> Any:
     """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
 
     After these go requests that have not arrived, so that half-sent ones keep nobody out; together they hold
@@ -172,6 +183,8 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
         app: the ASGI application.
         connections: most connections at the same time.
         make_room: called in the event loop where all are in calls; ends a call and returns True, or returns False.
+        ended: called in the event loop when a connection has ended, with its client's address and whether that client
+            had left before it read all that was sent.
         more: further settings of `uvicorn.Config`.
     """
     import uvicorn
@@ -248,6 +261,7 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
             self.forget_unread()
 
         def connection_lost(self, error: Exception | None) -> None:
+            ended(self.client, error is not None or self.unread is not None or _is_reset(self.transport))
             super().connection_lost(error)
             self.forget_unread()
 
@@ -326,6 +340,21 @@ def bounded_server(app: Any, *, connections: int, make_room: Callable[[], bool] 
     settings = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none", **more}
     waits: dict[str, Any] = {"timeout_keep_alive": IDLE_S, "timeout_graceful_shutdown": CLOSING_S}
     return uvicorn.Server(uvicorn.Config(app, http=Bounded, **waits, **settings))
+
+
+def _is_reset(transport: Any) -> bool:
+    """Whether the client's kernel has answered by a reset, as it does where a closed connection is written to.
+
+    A client that has read all closes by a plain end. Where the system does not tell, a reset before the end is
+    the connection's error.
+    """
+    connection = transport.get_extra_info("socket")
+    if not hasattr(socket, "TCP_INFO") or connection is None:
+        return False
+    try:
+        return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
+    except OSError:
+        return False
 
 
 def _unread_bytes(transport: Any) -> int:

@@ -104,6 +104,8 @@ def refuse_unknown(
         before = "" if first is None else f" (values of --{first} may stand before all flags)"
         run = "load_path" in known and (os.sep in rest[0] or os.path.isdir(rest[0]))
         example = f"--load_path {shlex.quote(rest[0])}" if run else "--seed 2" if "seed" in known else f"--{known[0]} X"
+        if "dataset_path" in known and os.path.isfile(rest[0]):
+            before = "; several files of data go into one folder, as in --dataset_path FOLDER"
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in {example}{before}.")
 
 

@@ -801,3 +801,48 @@ def test_a_name_that_no_model_could_write_is_refused(served):
         tool["name"] = "f" * 300
         reply = httpx.post(f"{url}/{path}", json={**body, "tool_choice": None}, headers=VERSION, timeout=60)
         assert reply.status_code == 400 and "256" in reply.json()["error"]["message"], path
+
+
+@pytest.mark.parametrize("served", [True], indirect=True)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_client_that_gives_up_as_its_answer_comes_and_asks_again_means_the_same_call(served, streams, half):
+    """`half`: it leaves with a part of the answer unread, else before the answer is sent, which the server sees late."""
+    models, server, _ = served
+    models.answering = False
+    body = json.dumps({**CHAT, "stream": streams}).encode()
+    asked = head("/v1/chat/completions", f"Content-Length: {len(body)}") + body
+    for turn in range(3):
+        first = connected(server)
+        first.sendall(asked)
+        soon(lambda: len(models.futures) == turn + 1)
+        loop, goes_on = next(iter(server._server.server_state.connections)).loop, threading.Event()
+        if half:
+            models.futures[turn].set_result(ChatReply(f"late {turn}" * 50))
+            assert first.recv(20)
+            first.close()
+        else:
+            # The answer is put before the end of the connection among what the loop is going to see.
+            loop.call_soon_threadsafe(goes_on.wait, 60)
+            models.futures[turn].set_result(ChatReply(f"late {turn}"))
+            first.close()
+            goes_on.set()
+        with connected(server) as second:
+            second.sendall(asked)
+            said = b""
+            while (b"[DONE]" if streams else b'"usage"') not in said:
+                said += second.recv(2**20)
+            assert f"late {turn}".encode() in said and len(models.calls) == turn + 1
+
+
+@pytest.mark.parametrize("served", [True], indirect=True)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_client_that_has_read_its_answer_and_asks_the_same_again_makes_another_call(served, keeps):
+    models, server, url = served
+    with httpx.Client(base_url=url, timeout=300) as client:
+        for number in range(3):
+            more = {} if keeps else {"headers": {"connection": "close"}}
+            assert client.post("chat/completions", json=CHAT, **more).status_code == 200
+            assert len(models.calls) == number + 1
+    soon(lambda: not server._answered)
+    assert not server._calls.get("")

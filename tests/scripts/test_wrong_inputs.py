@@ -29,6 +29,8 @@ pytestmark = pytest.mark.takes(fast=14)
 TABLE = """
 train_math --iterations ""                                      | expected a whole number
 train_math --lora_targets ""                                    | holds an empty text
+train_math --dataset_path data.jsonl empty.jsonl                | go into one folder
+train_math --profile_path longname.json                         | a name has at most 100
 train_math --profile_path /dev/zero                             | is a device or a pipe
 train_math --dataset_path data.jsonl,                           | expected NAME
 train_math --config run                                         | is a folder
@@ -548,6 +550,7 @@ FILES = {
     "bool.yaml": "seed: true\n",
     "big.yaml": f"seed: {'9' * 5000}\n",
     "big.json": f'[{{"role": "a", "lora_rank": {"9" * 5000}}}]',
+    "longname.json": json.dumps([{"role": "a" * 101, "with_answer": True}]),
     "typo.yaml": "learing_rate: 1\n",
     "object.json": '{"a": 1}',
     "team_typo.json": '[{"role": "a", "temprature": 1}]',

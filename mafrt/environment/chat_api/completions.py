@@ -10,17 +10,25 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
+    EFFORTS,
+    FLAG,
     MOST_ANSWERS,
+    OBJECT,
+    RETENTION,
     ROLES,
+    TEXT,
+    TEXTS,
     ApiError,
     ChatCall,
     ChatReply,
     EarlierAnswers,
     Events,
     Fields,
+    Hint,
     functions_of,
     id_of,
     in_order,
+    one_of,
     parts_of,
     read_form,
     read_part,
@@ -46,14 +54,17 @@ _READ = {
     *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
     *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs", "response_format", "n"),
 }
-_HARMLESS = {
-    # For the provider's books and caches.
-    *("metadata", "store", "user", "safety_identifier", "service_tier"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    # Hints that bind no answer.
-    *("prediction", "reasoning_effort", "verbosity"),
-}
-_REFUSED = {
+_REFUSED: dict[str, Hint] = {
+    # For the provider's books and caches, and hints that bind no answer: they change no sample.
+    "metadata": TEXTS,
+    "store": FLAG,
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), TEXT),
+    "service_tier": one_of("auto", "default", "flex", "scale", "priority", "fast"),
+    "prompt_cache_options": OBJECT,
+    "prompt_cache_retention": RETENTION,
+    "prediction": OBJECT,
+    "reasoning_effort": one_of(*EFFORTS),
+    "verbosity": one_of("low", "medium", "high"),
     "top_logprobs": (lambda value: value == 0, "must be 0: only the log-probabilities of the sampled tokens are known"),
     "logit_bias": (lambda value: value == {}, "is not supported: it would change the policy that is sampled"),
     "frequency_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
@@ -76,9 +87,9 @@ class Completions:
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ | _HARMLESS)
+        fields.refuse(_REFUSED, _READ)
         messages = _messages(body.get("messages"))
-        Fields(read_part(body, "stream_options", ("include_usage", "include_obfuscation"))).flag("include_usage")
+        read_part(body, "stream_options", (), {"include_usage": FLAG, "include_obfuscation": FLAG})
         one = not fields.flag("parallel_tool_calls", True)
         tools = read_tools(functions_of(body.get("tools"), nested=True), body.get("tool_choice"), one=one)
         most = fields.number("max_completion_tokens", int, 1)
@@ -157,10 +168,10 @@ def _messages(given: Any) -> list[Message]:
             refuse_unknown(function, ("name", "arguments"), f"{where}.tool_calls")
             text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
         if role == "tool":
-            results.append((id_of(message.get("tool_call_id")), {"role": role, "content": text}))
+            results.append((id_of(message, "tool_call_id", where), {"role": role, "content": text}))
             messages[len(messages) - len(results) + 1 :] = in_order(asked, results, where)
             continue
-        asked, results = [id_of(call.get("id")) for call in calls], []
+        asked, results = [id_of(call, "id", f"{where}.tool_calls") for call in calls], []
         messages.append({"role": role, "content": text})
     return with_speakers(messages, [message.get("name") for message in given])
 

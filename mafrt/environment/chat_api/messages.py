@@ -11,15 +11,22 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
+    COUNT,
+    EFFORTS,
+    OBJECT,
+    TEXT,
+    TEXTS,
     ApiError,
     ChatCall,
     ChatReply,
     EarlierAnswers,
     Events,
     Fields,
+    Hint,
     functions_of,
     id_of,
     in_order,
+    one_of,
     parts_of,
     read_form,
     read_part,
@@ -42,9 +49,13 @@ _READ = {
     *("model", "messages", "max_tokens", "system", "stream", "stop_sequences", "tools", "tool_choice"),
     *("temperature", "top_p", "thinking", "output_config"),
 }
-# For the provider's books, caches and places.
-_HARMLESS = {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics"}
-_REFUSED = {
+_REFUSED: dict[str, Hint] = {
+    # For the provider's books, caches and places: they change no sample.
+    "metadata": TEXTS,
+    "service_tier": one_of("auto", "standard_only"),
+    "cache_control": OBJECT,
+    "inference_geo": TEXT,
+    "diagnostics": OBJECT,
     "top_k": (lambda value: False, "is not supported: give 'top_p', or set it in the team file"),
     "container": (lambda value: False, "is not supported: nothing is run here"),
     "mcp_servers": (lambda value: value == [], "is not supported: only tools that the client runs itself are"),
@@ -64,7 +75,7 @@ class Messages:
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ | _HARMLESS)
+        fields.refuse(_REFUSED, _READ)
         limit = fields.number("max_tokens", int, 1)
         if limit is None:
             raise ApiError(400, "'max_tokens' must be a whole number of 1 or more, found none")
@@ -74,13 +85,13 @@ class Messages:
         """The call whose tokens `POST /v1/messages/count_tokens` asks for. Raises ApiError (400)."""
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ - {"stream", "stop_sequences", "temperature", "top_p"} | _HARMLESS)
+        fields.refuse(_REFUSED, _READ - {"stream", "stop_sequences", "temperature", "top_p"})
         return self._call(fields, model)
 
     @staticmethod
     def _call(fields: Fields, model: str, **more: Any) -> ChatCall:
         body = fields.body
-        config = read_part(body, "output_config", ("effort", "format"))  # the first is a hint
+        config = read_part(body, "output_config", ("format",), {"effort": one_of(*EFFORTS)})
         _thinks(body)
         choice, one = _choice(body.get("tool_choice"))
         tools = read_tools(functions_of(_functions(body.get("tools")), nested=False), choice, one=one)
@@ -122,7 +133,7 @@ def _thinks(body: Any) -> bool:
     if kind is not None and kind not in ("enabled", "disabled", "adaptive", "between_tools"):
         raise ApiError(400, f"'thinking' must be of type enabled, adaptive or disabled, found {brief(kind)}")
     if isinstance(given, dict):  # whether, and how long, a model thinks is a setting of the run
-        refuse_unknown(given, ("type", "budget_tokens", "display"), "'thinking'")
+        read_part(body, "thinking", ("type", "display"), {"budget_tokens": COUNT})
     if kind is not None and given.get("display") not in (None, "summarized"):
         raise ApiError(400, "'thinking.display' must be summarized: thoughts that a model has said are shown")
     return kind not in (None, "disabled")
@@ -174,7 +185,7 @@ def _messages(body: Any) -> list[Message]:
             raise ApiError(400, f"{where}: 'content' must be a text or a list of blocks, found {brief(content)}")
         said = ""
         results = [block for block in blocks if role == "user" and _is_result(block)]
-        ordered = iter(in_order(asked, [(id_of(block.get("tool_use_id")), block) for block in results], where))
+        ordered = iter(in_order(asked, [(id_of(block, "tool_use_id", where), block) for block in results], where))
         for place, block in enumerate(blocks):
             there = f"{where}.content[{place}]"
             if role == "user" and _is_result(block):
@@ -183,7 +194,8 @@ def _messages(body: Any) -> list[Message]:
                 messages.append({"role": "tool", "content": _result(next(ordered), there)})
             else:
                 said = _with_block(said, block, role, there)
-        asked = [id_of(block.get("id")) for block in blocks if role == "assistant" and block.get("type") == "tool_use"]
+        calls = [block for block in blocks if role == "assistant" and block.get("type") == "tool_use"]
+        asked = [id_of(block, "id", where) for block in calls]
         _add(messages, role, said, needed=not blocks or content == "")
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message must not be the assistant's: an answer is not begun by its client")

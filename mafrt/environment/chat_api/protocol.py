@@ -12,7 +12,8 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from types import NoneType
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.text import brief, clean_deep, clean_text, has_controls, shortened
@@ -209,7 +210,30 @@ class Fields:
                 )
             taken, sentence = wrong[name]
             if not taken(value):
-                raise ApiError(400, f"{name!r} {sentence}")
+                found = f", found {brief(value)}" if sentence.startswith("must") else ""
+                raise ApiError(400, f"{name!r} {sentence}{found}")
+
+
+Hint: TypeAlias = "tuple[Callable[[Any], bool], str]"
+"""of a field that changes no sample: whether a value can be one, and the sentence for those that cannot"""
+TEXT: Hint = (lambda value: isinstance(value, str), "must be a text")
+FLAG: Hint = (lambda value: isinstance(value, bool), "must be true or false")
+OBJECT: Hint = (lambda value: isinstance(value, dict), "must be an object")
+TEXTS: Hint = (
+    lambda value: isinstance(value, dict) and all(isinstance(text, (str, NoneType)) for text in value.values()),
+    "must be an object of texts",
+)
+COUNT: Hint = (
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+    "must be a whole number of 1 or more",
+)
+RETENTION: Hint = (lambda value: value in ("in_memory", "in-memory", "24h"), "must be in_memory or 24h")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def one_of(*names: str) -> Hint:
+    """A hint that is one of these texts."""
+    return (lambda value: isinstance(value, str) and value in names), f"must be one of {', '.join(names)}"
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -223,14 +247,23 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str)
             )
 
 
-def read_part(body: Mapping[str, Any], name: str, known: Collection[str]) -> Mapping[str, Any]:
-    """The object in a field, empty if there is none. Raises ApiError (400) for anything else, or unknown fields."""
+def read_part(
+    body: Mapping[str, Any], name: str, known: Collection[str], hints: Mapping[str, Hint] | None = None
+) -> Mapping[str, Any]:
+    """The object in a field, empty if there is none. Raises ApiError (400) for anything else, or unknown fields.
+
+    `hints`: further fields that change no sample.
+    """
     given = body.get(name)
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise ApiError(400, f"{name!r} must be an object, found {brief(given)}")
-    refuse_unknown(given, known, repr(name))
+    hints = hints or {}
+    refuse_unknown(given, (*known, *hints), repr(name))
+    for inner, (taken, sentence) in hints.items():
+        if given.get(inner) is not None and not taken(given[inner]):
+            raise ApiError(400, f"'{name}.{inner}' {sentence}, found {brief(given[inner])}")
     return given
 
 
@@ -336,6 +369,13 @@ def read_form(given: Any, where: str, tools: Tools) -> str:
 
 _FORM = ("type", "schema", "name", "description", "strict")  # the last three bind no answer here
 _TOOL = ("type", "name", "description", "parameters", "strict", "cache_control", "output_schema")
+_OF_TOOLS = {
+    "description": TEXT,
+    "parameters": OBJECT,
+    "strict": FLAG,
+    "output_schema": OBJECT,
+    "cache_control": OBJECT,
+}
 _PART = ("type", "text", "refusal", "annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint")
 
 
@@ -364,6 +404,9 @@ def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
                 f"tools[{number}] must have a 'name' that is a text of at most {LONGEST_NAME} characters, "
                 f"found {brief(name)}",
             )
+        for key, (taken, sentence) in _OF_TOOLS.items():
+            if function.get(key) is not None and not taken(function[key]):
+                raise ApiError(400, f"tools[{number}]: {key!r} {sentence}, found {brief(function[key])}")
         shown = ("name", "description", "parameters", "output_schema")
         functions.append(function if nested else {key: function[key] for key in shown if function.get(key)})
     return functions
@@ -388,8 +431,12 @@ def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
     return [{"role": "system", "content": tools.told()}, *messages]
 
 
-def id_of(given: Any) -> str:
-    return given if isinstance(given, str) else ""
+def id_of(given: Mapping[str, Any], name: str, where: str) -> str:
+    """The id in a field; empty without one. Raises ApiError (400) for what is no text."""
+    value = given.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ApiError(400, f"{where}: {name!r} must be a text, found {brief(value)}")
+    return value or ""
 
 
 def thought_before(thought: str) -> str:
@@ -446,6 +493,8 @@ def written_call(name: Any, arguments: Any, where: str) -> str:
     """An earlier call of a tool as the text in which models write one. Raises ApiError (400)."""
     if not isinstance(name, str):
         raise ApiError(400, f"{where}: a call of a tool must have a 'name', found {brief(name)}")
+    if arguments is not None and not isinstance(arguments, (str, dict)):
+        raise ApiError(400, f"{where}: the 'arguments' of a call must be a text or an object, found {brief(arguments)}")
     arguments = arguments or "{}"
     with contextlib.suppress(ValueError, RecursionError):  # the model wrote it, and gets it back as it was
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments

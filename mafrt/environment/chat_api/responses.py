@@ -18,16 +18,24 @@ from typing import Any
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
+    COUNT,
+    EFFORTS,
+    FLAG,
+    RETENTION,
     ROLES,
+    TEXT,
+    TEXTS,
     ApiError,
     ChatCall,
     ChatReply,
     EarlierAnswers,
     Events,
     Fields,
+    Hint,
     functions_of,
     id_of,
     in_order,
+    one_of,
     parts_of,
     read_form,
     read_part,
@@ -50,14 +58,16 @@ LOGPROBS = "message.output_text.logprobs"
 _READ = {
     *("model", "input", "instructions", "stream", "tools", "tool_choice", "parallel_tool_calls"),
     *("max_output_tokens", "temperature", "top_p", "include", "previous_response_id", "store", "text"),
+    *("reasoning", "stream_options", "prompt_cache_options"),
 }
-_HARMLESS = {
-    *("metadata", "user", "safety_identifier", "service_tier", "access_programs"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    # A hint that binds no answer; events are not padded anyway; only the client's own tools are called.
-    *("reasoning", "stream_options", "max_tool_calls"),
-}
-_REFUSED = {
+_REFUSED: dict[str, Hint] = {
+    # For the provider's books and caches, and hints that bind no answer: they change no sample.
+    "metadata": TEXTS,
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), TEXT),
+    "service_tier": one_of("auto", "default", "flex", "scale", "priority", "fast"),
+    "access_programs": (lambda value: isinstance(value, (dict, list)), "must be an object"),
+    "prompt_cache_retention": RETENTION,
+    "max_tool_calls": COUNT,  # only the client's own tools are called
     "top_logprobs": (lambda value: value == 0, "must be 0: only the log-probabilities of the sampled tokens are known"),
     "background": (lambda value: value is False, "is not supported: wait for the answer, or stream it"),
     "conversation": (lambda value: False, "is not supported: send the items, or 'previous_response_id'"),
@@ -67,6 +77,10 @@ _REFUSED = {
     "moderation": (lambda value: False, "is not supported: answers are not moderated"),
     "image": (lambda value: False, "is not supported: answers are texts"),
 }
+
+_SUMMARY = one_of("auto", "concise", "detailed")  # there are none
+_REASONING = {"effort": one_of(*EFFORTS), "summary": _SUMMARY, "generate_summary": _SUMMARY}
+_CACHES = {"mode": TEXT, "ttl": TEXT, "comparison_response_id": TEXT}
 
 
 class KeptItems:
@@ -134,21 +148,20 @@ class Responses:
     def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ | _HARMLESS)
+        fields.refuse(_REFUSED, _READ)
         include = body.get("include") or []
         if not isinstance(include, list) or any(
             entry not in (LOGPROBS, "reasoning.encrypted_content") for entry in include
         ):
             raise ApiError(400, f"'include' may hold {LOGPROBS} alone, found {brief(include)}")
-        text = read_part(body, "text", ("format", "verbosity"))
-        read_part(body, "stream_options", ("include_obfuscation",))
-        # The first two are hints, and there are no summaries.
-        reasoning = read_part(body, "reasoning", ("effort", "summary", "generate_summary", "mode", "context"))
+        text = read_part(body, "text", ("format",), {"verbosity": one_of("low", "medium", "high")})
+        read_part(body, "stream_options", (), {"include_obfuscation": FLAG})  # events are not padded anyway
+        reasoning = read_part(body, "reasoning", ("mode", "context"), _REASONING)
         if reasoning.get("mode") not in (None, "standard"):
             raise ApiError(400, "'reasoning.mode' must be standard: there is one way to answer")
         if reasoning.get("context") not in (None, "auto", "current_turn"):
             raise ApiError(400, "'reasoning.context' must be current_turn: earlier thoughts are no part of a prompt")
-        caches = read_part(body, "prompt_cache_options", ("mode", "ttl", "comparison_response_id", "prewarm"))
+        caches = read_part(body, "prompt_cache_options", ("prewarm",), _CACHES)
         if caches.get("prewarm"):
             raise ApiError(400, "'prompt_cache_options.prewarm' is not supported: every request is answered")
         instructions = body.get("instructions")
@@ -233,7 +246,7 @@ def _messages(items: list[Any]) -> list[Message]:
             open_call = role == "assistant"
         elif kind == "function_call":
             text = written_call(item.get("name"), item.get("arguments"), where)
-            asked.append(id_of(item.get("call_id")))
+            asked.append(id_of(item, "call_id", where))
             if open_call:
                 messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{text}".strip()}
             else:
@@ -241,7 +254,7 @@ def _messages(items: list[Any]) -> list[Message]:
             open_call = True
         elif kind == "function_call_output":
             result: Message = {"role": "tool", "content": text_of(item.get("output"), where)}
-            results.append((id_of(item.get("call_id")), result))
+            results.append((id_of(item, "call_id", where), result))
             messages[len(messages) - len(results) + 1 :] = in_order(asked, results, where)
             open_call = False
         elif kind != "reasoning":  # thoughts of earlier turns are no part of a prompt

@@ -117,7 +117,10 @@ class ChatServer(LocalServer):
         self.in_flight = 0
         self._kept = KeptItems()
         self._calls: defaultdict[str, list[_Call]] = defaultdict(list)
-        self.listen(self._app(), host, port, connections=limits.connections, thread="mafrt-chat-api")
+        self._answered: dict[Any, _Call] = {}
+        """client's address -> the call whose answer was sent last on its connection"""
+        bounds = {"connections": limits.connections, "ended": self._ended}
+        self.listen(self._app(), host, port, thread="mafrt-chat-api", **bounds)
 
     # ------------------------------------------------------------------------------------------------------ routes
 
@@ -153,6 +156,7 @@ class ChatServer(LocalServer):
     async def _answer(self, api: Api, request: Any) -> Any:
         from starlette.responses import Response, StreamingResponse
 
+        self._heard(request.scope["client"])
         self._check(request, body=True)
         key, body = request.path_params.get("key", ""), await self._json(request)
         if api.header and api.header not in request.headers:
@@ -160,7 +164,7 @@ class ChatServer(LocalServer):
         past, created = self._kept.of(key), int(time.time())
         call = replace(api.parse(body, past), session=request.headers.get("x-session-id", "")[:200])
         running, attempt = _Running(self.limits.timeout_s), _Attempt.of(request, body)
-        if any(each.listeners and attempt.digest == each.attempt.digest for each in self._calls.get(key, ())):
+        if any(attempt.digest == each.attempt.digest for each in self._calls.get(key, ())):
             # The end of a connection on which the same was asked is seen some turns of the loop after it has come.
             for _ in range(LEAVING_TURNS):
                 await asyncio.sleep(0)
@@ -172,17 +176,20 @@ class ChatServer(LocalServer):
             # Until the first piece an error is an answer with a status.
             piece = await running.next_piece()
             if call.stream:
-                events = self._events(running, shared, api.events(call, created, past), piece)
+                sent = partial(self._send, shared, running, request)
+                events = self._events(running, sent, api.events(call, created, past), piece)
                 return StreamingResponse(events, media_type="text/event-stream")
             while piece:
                 piece = await running.next_piece()
             made = api.whole(call, running.reply(), created, past)
-            shared.heard = not running.left
+            self._send(shared, running, request)
             return _json_response(made)
         except _LeftError:
             return Response(status_code=499)  # nobody reads it
 
-    async def _events(self, running: _Running, shared: _Call, stream: Events, piece: str) -> AsyncIterator[str]:
+    async def _events(
+        self, running: _Running, sent: Callable[[], None], stream: Events, piece: str
+    ) -> AsyncIterator[str]:
         """The reply as server-sent events, from this piece on."""
         try:
             yield stream.begin()
@@ -191,7 +198,7 @@ class ChatServer(LocalServer):
                 piece = await running.next_piece()
             for event in stream.end(running.reply()):
                 yield event
-            shared.heard = not running.left
+            sent()
         except ApiError as error:
             yield stream.failed(error)
         except _LeftError:
@@ -231,6 +238,24 @@ class ChatServer(LocalServer):
             raise
         return _together(begun, cancels=not self.answers.learns)
 
+    def _send(self, shared: _Call, running: _Running, request: Any) -> None:
+        """The whole answer is sent; whether it is read, the end of the connection or its next request tells."""
+        shared.heard = not running.left
+        if shared.heard and self.answers.learns:
+            self._answered[request.scope["client"]] = shared
+
+    def _ended(self, client: Any, unread: bool) -> None:
+        """A connection has ended; its client may have left before it read the last answer."""
+        if unread and client in self._answered:
+            self._answered.pop(client).heard = False
+        self._heard(client)
+
+    def _heard(self, client: Any) -> None:
+        """The last answer to a client has been read."""
+        shared = self._answered.pop(client, None)
+        if shared is not None and not shared.attempt.name and shared in (calls := self._calls.get(shared.key, [])):
+            calls.remove(shared)
+
     def _end(self, shared: _Call, running: _Running) -> None:
         """A request has its answer, or its client has left."""
         self.in_flight -= shared.answers
@@ -238,8 +263,6 @@ class ChatServer(LocalServer):
         running.forget()
         if not self.answers.learns:
             shared.future.cancel()  # nobody waits for it, unless it is done
-        elif shared.heard and not shared.attempt.name and shared in (calls := self._calls.get(shared.key, [])):
-            calls.remove(shared)
 
     async def _models(self, request: Any) -> Any:
         self._check(request)
