@@ -255,6 +255,7 @@ def test_what_the_user_typed_is_permission(run, capsys, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_ones_own_module_outside_the_run_goes_on_working(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "good", raising=False)

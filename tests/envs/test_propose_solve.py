@@ -93,6 +93,7 @@ def test_bad_settings():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_example_trains_both():
     script = Path(__file__).parents[2] / "examples" / "propose_solve.py"
     done = run_python(script, "1", "8", "20")

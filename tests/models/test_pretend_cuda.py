@@ -73,6 +73,7 @@ def test_planted_faults_of_each_kind_are_noticed():
 
 @pytest.mark.cases(1)
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "changes",
     [

@@ -182,6 +182,7 @@ def test_the_central_critic_reads_a_transcript_in_its_own_tokens():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_resume_is_exact(tmp_path):
     whole = make(tmp_path / "whole", algorithm="ppo")
     whole.run()
