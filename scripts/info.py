@@ -70,6 +70,17 @@ class InfoSettings:
             if number < low:
                 raise ConfigError(f"{name} is {number}; choose {low} or more.")
 
+    @property
+    def inputs(self) -> MemoryInputs:
+        """What an estimate of memory starts from."""
+        return MemoryInputs(
+            rank=self.lora_rank,
+            reference=self.reference,
+            micro_batch_tokens=self.micro_batch_tokens,
+            rows=self.rows,
+            context=self.context,
+        )
+
 
 COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,), words="team")
 
@@ -113,14 +124,7 @@ def info(argv: Sequence[str]) -> int:
 
 def team(path: str, settings: InfoSettings) -> str:
     """Bases, adapters and memory of a team."""
-    use = MemoryInputs(
-        rank=settings.lora_rank,
-        reference=settings.reference,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        rows=settings.rows,
-        context=settings.context,
-    )
-    return team_table(Team.load(shipped(path)), settings.model_name_or_path, use)
+    return team_table(Team.load(shipped(path)), settings.model_name_or_path, settings.inputs)
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:
@@ -141,13 +145,7 @@ def algorithms() -> str:
 
 def memory(model: str, settings: InfoSettings) -> str:
     """Memory estimate by purpose, for several numbers of agents and sharding layouts."""
-    use = MemoryInputs(
-        rank=settings.lora_rank,
-        reference=settings.reference,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        rows=settings.rows,
-        context=settings.context,
-    )
+    use = settings.inputs
     variants = []
     for agents in settings.agents:
         own = replace(use, agents=agents)
