@@ -3,7 +3,7 @@
 #
 #   bash scripts/test.sh               all that say something about the code at hand, of long tests some cases
 #   bash scripts/test.sh --fast        without those of which a case takes more than a second
-#   bash scripts/test.sh --all         also whole chains of commands and other projects' engines, as CI does (mark `ci`)
+#   bash scripts/test.sh --all         also whole chains, further cases and other projects' engines, as CI does (mark `ci`)
 #   bash scripts/test.sh --everything  every case of every test, as each night and before a release (mark `nightly`)
 #   bash scripts/test.sh ...           other arguments go to pytest, in one process: -k resume, -x, a file
 #
