@@ -721,7 +721,9 @@ class Service:
         sampling = self.sampling(owner, messages.text_of(target, "sampling_session_id"))
         clone = messages.whole_of(target, "cloned_sampler_id", 0, CLONES, 0)
         cursor = messages.whole_of(body, "prev_cursor", 0, 2**62, 0)
-        for name in body.get("retrieved_request_ids") or ():
+        if not isinstance(fetched := body.get("retrieved_request_ids") or [], list):
+            raise refused(f"retrieved_request_ids must be a list, found {shortened(repr(fetched))}")
+        for name in fetched:
             if isinstance(name, str) and (found := self.results.by_id.get(name)) is not None and found.owner == owner:
                 self.results.fetched(found)
         wait = messages.number_of(body, "timeout", 0.0, 3600.0, self.limits.poll_s)

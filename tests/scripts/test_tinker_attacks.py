@@ -353,6 +353,15 @@ def test_wrong_bodies_are_refused(served, honest, path, content, kind, status):
     assert found == status and "detail" in json.loads(body)
 
 
+@pytest.mark.parametrize("wrong", [True, 1, -(2**63), 0.5, "x", {"a": 1}])
+def test_what_was_retrieved_is_a_list(served, wrong):
+    client = Client(served, new_key())
+    target = {"sampling_session_id": client.sampler()}
+    asked = {"target": target, "retrieved_request_ids": wrong, "timeout": 0}
+    refused(lambda: client.post("retrieve_futures", asked), 400, "must be a list")
+    assert client.post("retrieve_futures", {**asked, "retrieved_request_ids": [wrong, None]})["completions"] == []
+
+
 def test_another_sites_page_is_refused(served):
     client = Client(served, new_key())
     for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
