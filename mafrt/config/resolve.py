@@ -204,7 +204,7 @@ def _load_file(path: str, file: str, error: type[MafrtError]) -> ModuleType:
         sys.modules[source.stem] = module  # so that its classes can be found by name
     try:
         spec.loader.exec_module(module)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:  # a script without a guard may end itself
         if loaded is None:
             del sys.modules[source.stem]
         raise error(
@@ -276,7 +276,7 @@ def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
                 f"{path}: there is no module {failure.name!r} in {here} or among the installed packages"
             ) from failure
         raise error(f"{path}: the module needs {failure.name!r}, which is not installed") from failure
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise error(
             f"{path}: importing the module raised {type(failure).__name__}: {failure}{user_line(failure)}"
         ) from failure

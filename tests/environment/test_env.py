@@ -552,6 +552,7 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
     )
     (tmp_path / "broken_game.py").write_text("import no_such_package_here\n")
     (tmp_path / "typo_game.py").write_text("def f(:\n")
+    (tmp_path / "ends_game.py").write_text("import sys\nsys.exit(4)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_game", raising=False)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
@@ -571,6 +572,8 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
         ("my_game:Fails", {}, "could not be built: OSError: no display"),
         ("broken_game:X", {}, "needs 'no_such_package_here', which is not installed"),
         ("typo_game:X", {}, "importing the module raised SyntaxError"),
+        ("ends_game:X", {}, "importing the module raised SystemExit: 4"),
+        (f"{tmp_path}/ends_game.py:X", {}, "importing the module raised SystemExit: 4"),
     ]:
         with pytest.raises(EnvError) as caught:
             make_env(path, **kwargs)
