@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a flag polled at safe points."""
+"""Turns SIGINT, SIGTERM and SIGHUP into a flag polled at safe points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM.name, signal.SIGINT.name)
+HANDLED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+SIGNALS = tuple(number.name for number in HANDLED)
 _ECHO_S = 0.2
 """A second signal within this time echoes the first: the terminal signals all processes, and launchers forward it."""
 
@@ -20,11 +21,12 @@ _ECHO_S = 0.2
 class StopRequest:
     """`with StopRequest() as stop:` ... `if stop.requested: checkpoint, leave with 0`.
 
-    The first SIGTERM or SIGINT only sets the flag; the runner polls it between iterations and between generation
-    batches. A second Ctrl-C raises KeyboardInterrupt at once; a further SIGTERM changes nothing, since schedulers send
-    several before they kill. Earlier handlers are restored on exit, but for SIGTERM where a signal has asked for the
-    stop of a process that `ends` with it. Outside the main thread Python allows no handlers: the flag then stays down
-    unless `request` is called.
+    The first signal only sets the flag; the runner polls it between iterations and between generation batches. A second
+    Ctrl-C raises KeyboardInterrupt at once; a further SIGTERM changes nothing, since schedulers send several before
+    they kill. SIGHUP, of a terminal that is closed, is left alone where it is ignored, as under `nohup`. Earlier
+    handlers are restored on exit, but where a signal has asked for the stop of a process that `ends` with it: there a
+    further one would make a failure of what has been saved. Outside the main thread Python allows no handlers: the
+    flag then stays down unless `request` is called.
     """
 
     ends: ClassVar[bool] = False
@@ -49,24 +51,27 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in HANDLED:
+                if number.name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         else:
             log.debug("not in the main thread, so signals are left alone")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, previous in self._previous.items():
-            if number == signal.SIGTERM and self._signalled and self.ends:
+            # After an error Ctrl-C stays: what still has to be closed may hang.
+            if self._signalled and self.ends and (kind is None or number != signal.SIGINT):
                 previous = signal.SIG_IGN
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
         self._previous.clear()
         if self._signalled:
-            # Taking an interpreter with torch apart takes a second, in which a further SIGTERM would make a failure
-            # (exit code -15) of a run that has ended as asked. A program that goes on is left as it is.
-            atexit.unregister(_ignore_sigterm)
-            atexit.register(_ignore_sigterm)
+            # Taking an interpreter with torch apart takes a second, in which a further signal would make a failure
+            # (exit code -15, or a traceback) of a run that has ended as asked. A program that goes on is left as it is.
+            atexit.unregister(_ignore_signals)
+            atexit.register(_ignore_signals)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         # Runs between any two bytecodes of the main thread: no logging, no files, no locks.
@@ -76,6 +81,7 @@ class StopRequest:
             raise KeyboardInterrupt
 
 
-def _ignore_sigterm() -> None:
+def _ignore_signals() -> None:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)

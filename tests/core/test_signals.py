@@ -42,6 +42,39 @@ def test_the_second_signal_leaves_at_once_but_an_echo_does_not(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_closed_terminal_asks_for_a_stop_but_not_under_nohup():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.reason == "SIGHUP"
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_command_that_has_stopped_as_asked_takes_no_further_signal(number, monkeypatch):
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in handled}
+    monkeypatch.setattr(StopRequest, "ends", True)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequest():
+            os.kill(os.getpid(), number)
+        assert {signal.getsignal(one) for one in handled} == {signal.SIG_IGN}
+        for one in handled:
+            os.kill(os.getpid(), one)
+    finally:
+        for one in handled:
+            signal.signal(one, before[one])
+
+
 def test_the_loop_can_ask_too():
     with StopRequest() as stop:
         stop.request("budget spent")
@@ -116,14 +149,15 @@ def test_a_signal_that_another_process_has_told_of_makes_no_failure_when_all_is_
     assert child.returncode == 0
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_further_sigterm_while_the_interpreter_ends_makes_no_failure(first):
+@pytest.mark.parametrize("further", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_further_signal_while_the_interpreter_ends_makes_no_failure(first, further):
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(LEAVES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None and child.stdin is not None and child.stdout.readline() == "ready\n"
     child.send_signal(first)
     assert child.stdout.readline() == "leaving\n"
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(further)
     child.communicate("\n", timeout=120)
     assert child.returncode == 0

@@ -807,7 +807,7 @@ def test_a_name_that_no_model_could_write_is_refused(served):
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_client_that_gives_up_as_its_answer_comes_and_asks_again_means_the_same_call(served, streams, half):
-    """`half`: it leaves with a part of the answer unread, else before the answer is sent, which the server sees late."""
+    """`half`: it leaves with a part of the answer unread, else before it is sent, which the server sees late."""
     models, server, _ = served
     models.answering = False
     body = json.dumps({**CHAT, "stream": streams}).encode()
@@ -815,7 +815,7 @@ def test_a_client_that_gives_up_as_its_answer_comes_and_asks_again_means_the_sam
     for turn in range(3):
         first = connected(server)
         first.sendall(asked)
-        soon(lambda: len(models.futures) == turn + 1)
+        soon(lambda turn=turn: len(models.futures) == turn + 1)
         loop, goes_on = next(iter(server._server.server_state.connections)).loop, threading.Event()
         if half:
             models.futures[turn].set_result(ChatReply(f"late {turn}" * 50))
