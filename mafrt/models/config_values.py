@@ -42,7 +42,7 @@ def check_values(name: str, config: Mapping[str, Any], own: Any, tokenizer: Any,
             least = {**dict.fromkeys(ABOVE_ZERO, 1e-300), **dict.fromkeys(MAY_BE_ZERO, 0)}.get(field)
             if least is not None and isinstance(value, (int, float)) and not value >= least:
                 raise _wrong(name, field, value, f"a number {'above' if least else 'of at least'} 0")
-            if field in ("dtype", "torch_dtype") and value is not None and value not in FORMATS:
+            if field in ("dtype", "torch_dtype") and str(value or "auto").removeprefix("torch.") not in FORMATS:
                 raise _wrong(name, field, value, f"one of {', '.join(FORMATS[:3])}")
     rows = getattr(own.get_text_config(), "vocab_size", None)
     said = _generation(name, folder)
