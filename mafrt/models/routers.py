@@ -47,6 +47,8 @@ def _outputs(module: nn.Module) -> int:
         part: Any = child
         if isinstance(size := getattr(part, "out_features", None), int):
             out = size
-        elif getattr(weight := getattr(part, "weight", None), "ndim", 0) == 2 and not isinstance(part, nn.Embedding):
+            continue
+        weight: Any = getattr(part, "weight", None)
+        if getattr(weight, "ndim", 0) == 2 and not isinstance(part, nn.Embedding):
             out = getattr(part, "nf", None) or len(weight)
     return out
