@@ -119,8 +119,8 @@ class ChatServer(LocalServer):
         self._calls: defaultdict[str, list[_Call]] = defaultdict(list)
         self._answered: dict[Any, _Call] = {}
         """client's address -> the call whose answer was sent last on its connection"""
-        bounds = {"connections": limits.connections, "ended": self._ended}
-        self.listen(self._app(), host, port, thread="mafrt-chat-api", **bounds)
+        most = limits.connections
+        self.listen(self._app(), host, port, connections=most, thread="mafrt-chat-api", ended=self._ended)
 
     # ------------------------------------------------------------------------------------------------------ routes
 
