@@ -149,7 +149,7 @@ def before(_: str, turns: str, side: str) -> str:
 
 
 def color_at(parts: Sequence[str], sides: str, *_: str) -> str:
-    colors = {side: color for color, side in re.findall(r"- a (\w+) (\w+) side", sides)}
+    colors: dict[str, str] = {side: color for color, side in re.findall(r"- a (\w+) (\w+) side", sides)}
     if not parts or parts[-1] not in colors:
         raise ValueError("no side of the cube")
     return colors[parts[-1]]

@@ -69,7 +69,8 @@ def test_a_tokenizer_without_its_settings_that_makes_tokens_of_its_own(tmp_path)
 
 @pytest.mark.parametrize("change", [
     {"eos_token_id": None}, {"eos_token_id": [1, 3]}, {"pad_token_id": -1}, {"bos_token_id": 10**9},
-    {"dtype": "float16"}, {"torch_dtype": "torch.float32"}, {"max_position_embeddings": 10**9}, {"sliding_window": 0}, {"text_config": None},
+    {"dtype": "float16"}, {"max_position_embeddings": 10**9}, {"sliding_window": 0}, {"text_config": None},
+    {"torch_dtype": "torch.float32"},
 ])  # fmt: skip
 def test_values_that_models_have_are_taken(change, tmp_path):
     SharedBase.load(base_in(tmp_path, change), device="cpu")
