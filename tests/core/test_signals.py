@@ -127,8 +127,9 @@ def test_in_a_real_process():
 
 
 LEAVES = """
-    import atexit, sys, time
+    import atexit, signal, sys, time
     from mafrt.core.signals import StopRequest
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests themselves run under nohup
     atexit.register(lambda: (print("leaving", flush=True), sys.stdin.readline()))
     with StopRequest() as stop:
         print("ready", flush=True)
