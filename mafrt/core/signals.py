@@ -59,10 +59,10 @@ class StopRequest:
             log.debug("not in the main thread, so signals are left alone")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, previous in self._previous.items():
-            # After an error Ctrl-C stays: what still has to be closed may hang.
-            if self._signalled and self.ends and (kind is None or number != signal.SIGINT):
+            # Ctrl-C stays: what still has to be closed may hang.
+            if self._signalled and self.ends and number != signal.SIGINT:
                 previous = signal.SIG_IGN
             # None: the handler was not installed from Python and cannot be put back by it.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)

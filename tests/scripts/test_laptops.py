@@ -56,7 +56,7 @@ assert json.loads(matched) == [[True, False]]
 
 from mafrt.envs.tools.checker import CHECKER
 asked = {"do": "check", "schema": {"type": "object"}, "arguments": {}}
-assert CHECKER.worker.ask(asked, 60) == {"fault": None, "id": 1}
+assert CHECKER.worker.ask(asked, 60) == {"fault": None, "id": 1, "timeout": False}
 
 from mafrt.cpu import choice, library, malloc
 assert library.library() is None and not library.expected() and not malloc.keep_freed_memory()
