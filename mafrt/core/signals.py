@@ -24,9 +24,9 @@ class StopRequest:
     The first signal only sets the flag; the runner polls it between iterations and between generation batches. A second
     Ctrl-C raises KeyboardInterrupt at once; a further SIGTERM changes nothing, since schedulers send several before
     they kill. SIGHUP, of a terminal that is closed, is left alone where it is ignored, as under `nohup`. Earlier
-    handlers are restored on exit, but where a signal has asked for the stop of a process that `ends` with it: there a
-    further one would make a failure of what has been saved. Outside the main thread Python allows no handlers: the
-    flag then stays down unless `request` is called.
+    handlers are restored on exit, but where a signal has asked for the stop of a process that `ends` with it only
+    Ctrl-C's: another would make a failure of what has been saved. Outside the main thread Python allows no handlers:
+    the flag then stays down unless `request` is called.
     """
 
     ends: ClassVar[bool] = False

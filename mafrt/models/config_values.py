@@ -39,9 +39,11 @@ def check_values(name: str, config: Mapping[str, Any], own: Any, tokenizer: Any,
     parts = list(_parts(config))
     for part in parts:
         for field, value in part.items():
-            least = {**dict.fromkeys(ABOVE_ZERO, 1e-300), **dict.fromkeys(MAY_BE_ZERO, 0)}.get(field)
-            if least is not None and isinstance(value, (int, float)) and not value >= least:
-                raise _wrong(name, field, value, f"a number {'above' if least else 'of at least'} 0")
+            number = isinstance(value, (int, float))
+            if number and field in ABOVE_ZERO and not value > 0:
+                raise _wrong(name, field, value, "a number above 0")
+            if number and field in MAY_BE_ZERO and not value >= 0:
+                raise _wrong(name, field, value, "a number of at least 0")
             if field in ("dtype", "torch_dtype") and str(value or "auto").removeprefix("torch.") not in FORMATS:
                 raise _wrong(name, field, value, f"one of {', '.join(FORMATS[:3])}")
     rows = getattr(own.get_text_config(), "vocab_size", None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mafrt.core.errors import DataError
 from mafrt.core.text import brief
-from mafrt.environment.chat_api.protocol import ApiError, text_of, thought_before, written_call
+from mafrt.environment.chat_api.protocol import ApiError, text_of, thought_of, tool_calls_of, with_calls
 from mafrt.rollout.prompts import TOOLS
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -58,19 +58,8 @@ def _in_text(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     spoken = {name for name in _SPEAKS if message.get(name)}
     if not spoken and (isinstance(message.get("content"), str) or "content" not in message):
         return ours
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
-    if message.get("function_call"):
-        calls = [*calls, {"function": message["function_call"]}]
-    thought = next((message[name] for name in _THOUGHTS if message.get(name)), None)
-    text = thought_before(text_of(thought, where)) + text_of(message.get("content"), where, needed=not spoken)
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function', found {brief(call)}")
-        text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
-    return {**ours, "content": text}
+    text = thought_of(message, _THOUGHTS, where) + text_of(message.get("content"), where, needed=not spoken)
+    return {**ours, "content": with_calls(text, tool_calls_of(message, where, bare=True), where)}
 
 
 def _schemas(where: str, tools: Any) -> list[Any]:

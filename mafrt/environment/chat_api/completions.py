@@ -37,10 +37,11 @@ from mafrt.environment.chat_api.protocol import (
     role_of,
     shown_logprobs,
     text_of,
-    thought_before,
+    thought_of,
+    tool_calls_of,
+    with_calls,
     with_speakers,
     with_tools,
-    written_call,
 )
 
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -54,7 +55,7 @@ _READ = {
     *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
     *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs", "response_format", "n"),
 }
-_REFUSED: dict[str, Hint] = {
+_CHECKED: dict[str, Hint] = {
     # For the provider's books and caches, and hints that bind no answer: they change no sample.
     "metadata": TEXTS,
     "store": FLAG,
@@ -87,7 +88,7 @@ class Completions:
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ)
+        fields.refuse(_CHECKED, _READ)
         messages = _messages(body.get("messages"))
         read_part(body, "stream_options", (), {"include_usage": FLAG, "include_obfuscation": FLAG})
         one = not fields.flag("parallel_tool_calls", True)
@@ -152,21 +153,14 @@ def _messages(given: Any) -> list[Message]:
         refuse_unknown(message, _MESSAGE, where)
         text = text_of(message.get("content"), where, needed=role in ("system", "user"))
         if role == "assistant":
-            text = _thought(message, where) + (text or text_of(message.get("refusal"), where))
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
+            text = thought_of(message, _THOUGHTS, where) + (text or text_of(message.get("refusal"), where))
+        calls = tool_calls_of(message, where)
         if message.get("audio") is not None:
             raise ApiError(400, f"{where}: 'audio' is not supported: messages are texts")
-        if message.get("function_call") is not None:  # the form before 'tool_calls'
-            calls = [*calls, {"function": message["function_call"]}]
         for call in calls:
-            function = call.get("function") if isinstance(call, dict) else None
-            if not isinstance(function, dict):
-                raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
             refuse_unknown(call, ("id", "type", "index", "function"), f"{where}.tool_calls")
-            refuse_unknown(function, ("name", "arguments"), f"{where}.tool_calls")
-            text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
+            refuse_unknown(call["function"], ("name", "arguments"), f"{where}.tool_calls")
+        text = with_calls(text, calls, where)
         if role == "tool":
             results.append((id_of(message, "tool_call_id", where), {"role": role, "content": text}))
             messages[len(messages) - len(results) + 1 :] = in_order(asked, results, where)
@@ -174,12 +168,6 @@ def _messages(given: Any) -> list[Message]:
         asked, results = [id_of(call, "id", f"{where}.tool_calls") for call in calls], []
         messages.append({"role": role, "content": text})
     return with_speakers(messages, [message.get("name") for message in given])
-
-
-def _thought(message: Any, where: str) -> str:
-    """What an agent has thought before its answer, in the fields that other servers give it; empty if nothing."""
-    given = next((message[name] for name in _THOUGHTS if message.get(name)), None)
-    return thought_before(text_of(given, where))
 
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:

@@ -49,7 +49,7 @@ _READ = {
     *("model", "messages", "max_tokens", "system", "stream", "stop_sequences", "tools", "tool_choice"),
     *("temperature", "top_p", "thinking", "output_config"),
 }
-_REFUSED: dict[str, Hint] = {
+_CHECKED: dict[str, Hint] = {
     # For the provider's books, caches and places: they change no sample.
     "metadata": TEXTS,
     "service_tier": one_of("auto", "standard_only"),
@@ -75,7 +75,7 @@ class Messages:
     def parse(self, body: Any, past: EarlierAnswers | None = None) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ)
+        fields.refuse(_CHECKED, _READ)
         limit = fields.number("max_tokens", int, 1)
         if limit is None:
             raise ApiError(400, "'max_tokens' must be a whole number of 1 or more, found none")
@@ -85,7 +85,7 @@ class Messages:
         """The call whose tokens `POST /v1/messages/count_tokens` asks for. Raises ApiError (400)."""
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ - {"stream", "stop_sequences", "temperature", "top_p"})
+        fields.refuse(_CHECKED, _READ - {"stream", "stop_sequences", "temperature", "top_p"})
         return self._call(fields, model)
 
     @staticmethod

@@ -489,6 +489,36 @@ def _text_of_part(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
+def thought_of(message: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+    """What an agent has thought before its answer, as the beginning of its text, in the first of these fields."""
+    return thought_before(text_of(next((message[name] for name in names if message.get(name)), None), where))
+
+
+def tool_calls_of(message: Mapping[str, Any], where: str, *, bare: bool = False) -> list[dict[str, Any]]:
+    """The calls of tools in a message, each with its `function`; also in `function_call`, the form before `tool_calls`.
+
+    `bare`: a call may be its function itself. Raises ApiError (400).
+    """
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
+    if message.get("function_call") is not None:
+        calls = [*calls, {"function": message["function_call"]}]
+    if bare:
+        calls = [{"function": call} if isinstance(call, dict) and "function" not in call else call for call in calls]
+    if not all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls):
+        raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
+    return calls
+
+
+def with_calls(text: str, calls: Sequence[Mapping[str, Any]], where: str) -> str:
+    """A text, and earlier calls of tools as models write them behind it. Raises ApiError (400)."""
+    for call in calls:
+        function = call["function"]
+        text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
+    return text
+
+
 def written_call(name: Any, arguments: Any, where: str) -> str:
     """An earlier call of a tool as the text in which models write one. Raises ApiError (400)."""
     if not isinstance(name, str):

@@ -60,7 +60,7 @@ _READ = {
     *("max_output_tokens", "temperature", "top_p", "include", "previous_response_id", "store", "text"),
     *("reasoning", "stream_options", "prompt_cache_options"),
 }
-_REFUSED: dict[str, Hint] = {
+_CHECKED: dict[str, Hint] = {
     # For the provider's books and caches, and hints that bind no answer: they change no sample.
     "metadata": TEXTS,
     **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), TEXT),
@@ -148,7 +148,7 @@ class Responses:
     def parse(self, body: Any, past: EarlierAnswers) -> ChatCall:
         fields = Fields(body)
         model = fields.model()
-        fields.refuse(_REFUSED, _READ)
+        fields.refuse(_CHECKED, _READ)
         include = body.get("include") or []
         if not isinstance(include, list) or any(
             entry not in (LOGPROBS, "reasoning.encrypted_content") for entry in include
