@@ -114,6 +114,7 @@ def small_plan(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_measurements_are_kept_and_failures_are_told(small_plan, tmp_path, capsys):
     page, folder = tmp_path / "page.md", tmp_path / "results"
     page.write_text("<!-- measured: environment -->\n<!-- end -->\n")

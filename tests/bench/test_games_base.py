@@ -24,6 +24,7 @@ def asked(prompt: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_its_corpus_holds_no_held_out_instance():
     seen = {text.partition("<|im_start|>assistant")[0] for text in corpus(0, 4000)}
     held_out, trained = PlanPath(split="test", brief=True), PlanPath(brief=True)

@@ -14,7 +14,7 @@ from mafrt.config.team import Team
 from mafrt.environment.registry import make_env
 
 need("reasoning_gym")
-pytestmark = pytest.mark.takes(slow=16, fast=8)
+pytestmark = pytest.mark.takes(slow=80, fast=8)
 
 
 @pytest.mark.parametrize("name", list(teams.KINDS))
@@ -109,6 +109,7 @@ def test_the_rate_is_chosen_on_validation_tasks_of_the_trial_seed(tmp_path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):
     words = ["--model_name_or_path", "teaching-base", "--data_sets", "chain_sum", "--seeds", "1", "2"]
     words += ["--iterations", "2", "--trial", "1", "--episodes", "8", "--imitated", "16", "--tasks", "3"]

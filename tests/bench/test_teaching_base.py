@@ -90,6 +90,7 @@ def test_splits_share_no_wording_with_the_same_numbers():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_shipped_problems_are_those_of_the_generator():
     assert len(records("train")) == 2000 and len(records("test")) == 256
     assert not {r["problem"] for r in records("train")} & {r["problem"] for r in records("test")}
@@ -242,6 +243,7 @@ def test_muon_gives_every_direction_the_same_pace():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_make_base_makes_a_loadable_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -444,6 +444,7 @@ def gamed(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_judge_that_is_gamed_sets_off_the_alarm(gamed):
     assert gamed[False][-1]["coach_alarm"] == 1
     assert gamed[False][0]["coach_correlation/second"] < -0.2
@@ -451,6 +452,7 @@ def test_a_judge_that_is_gamed_sets_off_the_alarm(gamed):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_veto_stops_it(gamed):
     def late(veto: bool) -> float:
         return sum(line["score"] for line in gamed[veto][-4:]) / 4

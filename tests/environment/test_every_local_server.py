@@ -15,6 +15,8 @@ from mafrt.scripts.tinker_server.server import TinkerServer
 ROOT = Path(__file__).parents[2]
 OPENS = {"create_server", "start_server", "start_unix_server", "HTTPServer", "ThreadingHTTPServer", "TCPServer",
          "ThreadingTCPServer", "listening", "bounded_server", "run_app"}  # fmt: skip
+MAKERS = {*OPENS, "LocalServer", "grpc.server"}
+"""a file without one of these words opens none"""
 HOSTILE = [
     {"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}, {"host": "localhost@evil.example"}, {"host": ""},
     {"host": "127.0.0.1:x"}, {"host": "127.0.0.1, evil.example"}, {"host": "0.0.0.0"}, {"host": "[::ffff:7f00:1]"},
@@ -45,10 +47,11 @@ def openers():
     found = set()
     for folder in ("mafrt", "envs", "runners", "scripts"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)) if any(name in text for name in MAKERS) else ():
                 name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
                 bases = node.bases if isinstance(node, ast.ClassDef) else []
-                inherits = any(getattr(base, "id", "") in {"LocalServer", *OPENS} for base in bases)
+                inherits = any(getattr(base, "id", "") in MAKERS for base in bases)
                 if name in OPENS or inherits or (name == "server" and ast.unparse(node.func) == "grpc.server"):
                     found.add(path.relative_to(ROOT).as_posix())
     return found

@@ -20,6 +20,7 @@ print([list(map(float, part)) for part in candidate_generator.roc_curve([0, 1], 
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_base_loads_without_scikit_learn_which_is_imported_when_it_is_asked_for(tmp_path):
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("scikit-learn is not installed")

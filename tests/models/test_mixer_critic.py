@@ -276,6 +276,7 @@ def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_a_stopped_run_goes_on_exactly(kind, tmp_path):
     # 8 steps an iteration; of 3 iterations the memory keeps two.

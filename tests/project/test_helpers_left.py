@@ -52,6 +52,7 @@ def test_afterwards(shared):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_processes_of_a_failed_test_are_ended(tmp_path):
     (tmp_path / "test_it.py").write_text(FILE)
     words = ["-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".", "test_it.py"]

@@ -46,6 +46,11 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(name: str, *, at_once: bool, types: bool = False) -> frozenset[str]:
     """Dotted names that a module imports: all, or only those `at_once`; `types`: those for type checkers too."""
     path = modules()[name]
@@ -57,7 +62,7 @@ def imports(name: str, *, at_once: bool, types: bool = False) -> frozenset[str]:
             for child in node.orelse:
                 visit(child)
             return
-        if at_once and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if at_once and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -70,9 +75,10 @@ def imports(name: str, *, at_once: bool, types: bool = False) -> frozenset[str]:
                 whole = f"{base}.{alias.name}"
                 found.add(whole if whole in modules() else base)
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):  # no import stands in an expression
+                visit(child)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")))
+    visit(parsed(path))
     return frozenset(found)
 
 

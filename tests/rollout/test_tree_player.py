@@ -391,6 +391,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(changes, words):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_environments_whose_turns_cannot_be_scored_are_refused_before_anything_is_sampled():
     with pytest.raises(ConfigError, match=r"MathEnv neither pays reasoner in the step .* --coach rules"):
         check_tree(MathEnv(), 4, None)

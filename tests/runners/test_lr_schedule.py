@@ -53,6 +53,7 @@ def test_the_entropy_bonus_falls_to_nothing(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_scheduled_run_is_logged_and_resumes_exactly(tmp_path):
     changes = {"iterations": 4, "lr": 1e-2, "lr_schedule": "linear", "lr_warmup": 1, "save_interval": 2}
     train(tmp_path / "whole", **changes, keep_last=9)

@@ -291,6 +291,7 @@ def test_a_process_killed_ends_the_others_with_one_line_and_one_process_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
     some = start(long_job(tmp_path, timeout_s=6))
     wait_for(some[0], "iteration 3")

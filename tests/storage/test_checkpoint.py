@@ -507,6 +507,7 @@ RANDOM_KILLS = (
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_killed_at_any_instant(tmp_path):
     with in_memory(tmp_path) as folder:
         steps, saves = map(int, run_child(RANDOM_KILLS, folder, "60").split())
