@@ -27,6 +27,8 @@ DECIMALS = 6
 """Places to which an answer with a decimal point must agree, as in math-verify."""
 SMALL_ERROR = 1e-4
 """Largest relative error of such an answer, which matters for numbers below 0.01: four significant digits."""
+FLOAT_DIGITS = 15
+"""Significant digits that a float holds."""
 DIGITS = 50
 """Significant digits to which exact numbers, such as roots and powers, are compared first."""
 LEAST_DIGITS, MOST_DIGITS = 500, 20_000
@@ -98,7 +100,7 @@ def _agree(a: Any, b: Any, digits: int, rounded: bool = False) -> bool:
             return False
         error, size = abs(left - right), max(abs(left), abs(right))
         if rounded:
-            return bool(error <= SMALL_ERROR * size and _round(left) == _round(right))
+            return bool(error <= SMALL_ERROR * size and _round(left) == _round(right)) and _is_rounding(a, b)
         return bool(error <= size * Rational(1, 10 ** (digits - 10)))
     if any(x.has(oo, -oo, zoo, nan) for x in (a, b)):
         return False  # every term is small beside infinity
@@ -106,6 +108,25 @@ def _agree(a: Any, b: Any, digits: int, rounded: bool = False) -> bool:
     terms = [expand(x).evalf(digits).as_coefficients_dict() for x in (a - b, a, b)]
     left_over, size = (max((abs(c) for d in group for c in d.values()), default=0) for group in (terms[:1], terms[1:]))
     return bool(left_over <= size * Rational(1, 10 ** (digits - (3 if rounded else 10))))
+
+
+def _is_rounding(a: Any, b: Any) -> bool:
+    """Whether two numbers, of which one at least is a decimal, differ by less than a unit of its last place.
+
+    So 1.00000001 is not 1, and 0.33333333 is a third. Of a decimal with fewer places `DECIMALS` decide.
+    """
+    from sympy import Float, Rational
+
+    exact, units = [], []
+    for number in (a, b):
+        if isinstance(number, Float):
+            shown = Rational(f"{number:.{FLOAT_DIGITS}g}")
+            places = next((n for n in range(400) if (shown * 10**n).q == 1), 400)
+            units += [Rational(1, 10**places)] if places >= DECIMALS else []
+            number = shown
+        exact.append(number)
+    error = abs(exact[0] - exact[1])
+    return not units or bool((error if error.is_Rational else error.evalf(30)) < max(units))
 
 
 def _round(number: Any) -> Any:

@@ -1,8 +1,8 @@
 """Finds the answer in a text, and compares plain numbers: string work only, in microseconds, safe on any text.
 
-The rule: the content of the last \\boxed or \\fbox, with braces (`\\boxed{2}`) or without (`\\boxed 2`, as in some
-solutions of MATH); else the text after the last `####` on its line; else, only where asked for, the last number. The
-last one counts whatever is in it: a box that is cut off or empty gives no answer, and not the one before it.
+The rule: the content of the last \\boxed, \\fbox or \\framebox, with braces (`\\boxed{2}`) or without (`\\boxed 2`, as
+in some solutions of MATH); else the text after the last `####` on its line; else, only where asked for, the last
+number. The last one counts whatever is in it: a box that is cut off or empty gives no answer, and not the one before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from fractions import Fraction
 from mafrt.envs.math.notation import interval, same_time
 
 # A box and its brace, a box without braces, an escaped character (\\{ is no brace), or a brace.
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
+_BOX = r"\\(?:(?:[AB]?boxed|fbox|ovalbox)(?![A-Za-z])"
+_BOX += r"|fcolorbox(?:\s{0,9}\{[^{}]{0,40}\}){2}(?=\s*\{)|framebox(?![A-Za-z])(?:\s{0,9}\[[^][{}]{0,99}\]){0,2})"
+_BRACE = re.compile(rf"(?P<box>{_BOX}(?P<brace>\s*\{{)?)|\\.|[{{}}]", re.DOTALL)
 _DOLLARS = re.compile(r"(?<!\\)\$\$?")
 _FORMULA_END = re.compile(r"\n|(?<!\\)\$|\\[)\]]|\\\\|\\end(?![A-Za-z])|$")
 _SENTENCE_END = re.compile(rf"{_FORMULA_END.pattern}|[.,;:!?](?=\s|$)|\s+(?=[A-Za-z]{{2}})")
@@ -37,6 +39,17 @@ _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*
 _OPTION = re.compile(r"\(?([A-J])[).]?")
 _CHOSEN = re.compile(r"\(?([A-J])[).:]\s*((?:(?<![A-Za-z])[A-Za-z]?[a-z]+|[^A-Za-z]|(?<=[A-Za-z])[A-Z])+)")
 _ANNOUNCED = re.compile(r"(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*:?\s*(?=\(?[A-J]\b)", re.IGNORECASE)
+# (B) 12, B. 12, \text{(B)} 12; not the product (B)x, the sum (B) + 3, or one of several.
+_LABELLED = re.compile(
+    r"(?:\(([A-J])\)|([A-J])[).:])(?:\s+|\\[ ,;]|~)+(?![-+*/^=<>]\s|[+*/^=<>]|\\(?:cdot|times|div|pm|le|ge)\b)(.+)"
+)
+_ANOTHER = re.compile(r"\(?(?<![A-Za-z])[A-J][).:](?=\s)|\([A-J]\)")
+_ASKS_PERCENT = re.compile(
+    r"\b(?:what|which|how many) (?:is the |was the )?(?:[a-z]+ ){0,3}?percent(?:age)?s?\b"
+    r"|\bas an? (?:[a-z]+ )?percent(?:age)?\b|\bfind the (?:[a-z]+ ){0,3}?percent(?:age)?\b"
+    r"|\b(?:nearest|closest) (?:[a-z]+ ){0,4}?percent\b|\bin percent\b",
+    re.IGNORECASE,
+)
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:[\s,;/&]|\band\b)*\(?[A-J]\)?){0,9}")
 _BARE_WORDS = re.compile(r"\(?([A-Za-z][A-Za-z \-']*)\)?")
 
@@ -62,7 +75,7 @@ TOLERANCE = Fraction(1, 10**6)
 
 def boxed(text: str) -> str | None:
     """The content of the last box; "" if it is cut off or empty, None if there is none. One pass, whatever the text."""
-    if "\\boxed" not in text and "\\fbox" not in text:
+    if "box" not in text:
         return None  # a megabyte of braces would take half a second
     opened: list[int | None] = []  # where the content of each open brace starts, if it is a box's
     # The last box that is opened counts, so that an outer one, which closes later, does not replace it.
@@ -74,8 +87,8 @@ def boxed(text: str) -> str | None:
                 end = match.start()
         elif match[0] == "{":
             opened.append(None)
-        elif match[0][1:5] in ("boxe", "fbox"):
-            start, end, has_braces = match.end(), -1, match[0].endswith("{")
+        elif match["box"]:
+            start, end, has_braces = match.end(), -1, bool(match["brace"])
             if has_braces:
                 opened.append(start)
     if start < 0:
@@ -213,6 +226,36 @@ def _verdict_on_words(given: str, reference: str) -> bool | None:
     return same_time(given, reference)
 
 
+_APPROXIMATELY = re.compile(
+    r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*)?(?:\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|\u2248)\s*"
+)
+
+
+def asks_for_percent(problem: str) -> bool:
+    """Whether a problem asks for a number of percent."""
+    return bool(_ASKS_PERCENT.search(problem))
+
+
+def without_labels(given: str, reference: str) -> tuple[str, str]:
+    """Both without the letter of an option that stands before a value, as in `(B) 12`, where the other gives none."""
+    own, wanted = _label(given), _label(reference)
+    if own and wanted:
+        return (own[1], wanted[1]) if own[0] == wanted[0] else (own[0], wanted[0])
+    if wanted:
+        option = _OPTION.fullmatch(_TEXT.sub(r"\1", given))
+        return (option[1], wanted[0]) if option else (given, wanted[1])
+    if own and not _OPTION.fullmatch(_TEXT.sub(r"\1", reference)):
+        return own[1], reference
+    return given, reference
+
+
+def _label(answer: str) -> tuple[str, str] | None:
+    match = _LABELLED.fullmatch(_ANNOUNCED.sub("", _TEXT.sub(r"\1 ", answer).strip()))
+    if match is None or _ANOTHER.search(match[3]):
+        return None
+    return match[1] or match[2], match[3].strip()
+
+
 _RELATIONS = re.compile(
     r"\\(?:equiv|approx|sim|simeq|cong|neq?|to|rightarrow|Rightarrow|implies|iff)(?![A-Za-z])|[≡≈≠→⇒]|:="
 )
@@ -290,8 +333,14 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
     """
     if "mod" in given and "mod" in reference:
         given, reference = _CONGRUENT.sub("", given), _CONGRUENT.sub("", reference)
-    if _RELATIONS.search(given) and not _RELATIONS.search(reference):
-        return None
+    if not _RELATIONS.search(reference):
+        given = _APPROXIMATELY.sub("", given)  # x is about 7: the value that is given
+        if _RELATIONS.search(given):
+            return None
+    elif (excluded := _excluded(given)) is not None and (others := _excluded(reference)) is not None:
+        if excluded[0] != others[0]:
+            return None
+        given, reference = excluded[1], others[1]
     given, reference = _ascending(given), _ascending(reference)
     if given.replace(" ", "") == reference.replace(" ", ""):
         return []
@@ -331,6 +380,22 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if {own, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
     return [(part, reference) for part in parts]
+
+
+def _excluded(answer: str) -> tuple[str, str] | None:
+    """The name and the values of `x \\ne 2, 3`, `2 \\ne x`, or `x \\ne 2, x \\ne 3`; None for anything else."""
+    names, values = set(), []
+    for part in _split(re.sub(r"\\ne(?![A-Za-z])", "\u2260", answer)):
+        left, *right = part.split("\u2260")
+        if len(right) > 1 or not (right or values):
+            return None
+        if right and not _NAME.fullmatch(left):
+            left, right = right[0], [left]
+        if right and not _NAME.fullmatch(left):
+            return None
+        names.update([left] if right else [])
+        values.append(right[0] if right else left)
+    return (names.pop(), ", ".join(values)) if len(names) == 1 else None
 
 
 def _ascending(answer: str) -> str:

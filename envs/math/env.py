@@ -85,7 +85,7 @@ class MathEnv(TaskEnv):
 
     def right(self, text: str) -> bool:
         """Whether a text gives the task's answer."""
-        return verify(text, self.task.answer, last_number=self.last_number)
+        return verify(text, self.task.answer, last_number=self.last_number, problem=self.task.problem)
 
     def rules(self) -> MathRules:
         return MathRules(self.right, self.task.problem, self.score_answers_by == "plan")

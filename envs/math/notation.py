@@ -32,6 +32,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"^\{([^{}]*)\}$", r"\1"),
         # The answer after words that announce it.
         (r"^\\text\s*\{[A-Za-z ,]*(?:is|are|:)\s*:?\s*\}(?=[^A-Za-z]*[0-9])", ""),
+        (r"^(?:\\text\s*\{\s*)?(?:about|approximately|approx\.?|roughly|exactly)(?:\s*\}\s*|\s+)(?=[-\\0-9.])", ""),
+        (r"\\not\s*=|!=|\\neq(?![A-Za-z])", r"\\ne "),
         # Signs that take what follows, and names of functions and constants without a backslash.
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
@@ -47,10 +49,16 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (rf"^({_NUMBER})\s*[元円]$", r"\1"),
         (r"(?<=[0-9]) ?x ?(?=10 ?\^)", r"\\times "),
         (rf"^({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?dozen(?![a-z])[A-Za-z ]*\}}?$", r"\1 \\cdot 12"),
+        (rf"^({_NUMBER}) to ({_NUMBER})$", r"\1:\2"),
+        (r"(?<![A-Za-z0-9}])(?:\{\})?\^\s*\{?([0-9]+|n)\}?\s*C_\s*\{?([0-9]+|[kr])\}?", r"\\binom{\1}{\2}"),
         # Units in words, and lengths with a power: the number is the answer.
         (rf"^({_NUMBER})\s*\^?\\circ\s*$", r"\1"),
+        (rf"^({_NUMBER})\s+in\.?$", r"\1"),
         (rf"^({_NUMBER})\s+(?:mm|cm|dm|km|in|ft|yd|mi)\s*\^\s*\{{?[23]\}}?$", r"\1"),
-        (rf"^({_NUMBER})((?:\s+(?!(?:{_NO_UNITS}|and|or|not|but)\b)[A-Za-z]{{3,}}){{1,5}})$", r"\1"),
+        (
+            rf"^({_NUMBER})((?:\s+(?!(?:{_NO_UNITS}|and|or|not|but)\b)(?:[A-Za-z]{{3,}}|in(?= total| all))){{1,5}})$",
+            r"\1",
+        ),
     )
 ]
 _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
@@ -76,6 +84,9 @@ def latex(answer: str) -> str:
     """An answer in the notation that math-verify reads."""
     # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
     answer = _RAISED_RUN.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", _CHOICE_TEXT.sub(r" \1 ", answer))
+    if (number := _number_in_words(answer)) is not None:
+        return number
+    answer = _ORDINAL.sub(_cardinal, answer)
     answer = answer.translate(_SIGNS)
     answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
     answer = _REPEATING.sub(_fraction, answer)
@@ -88,6 +99,59 @@ def latex(answer: str) -> str:
     if not _INEQUALITY.search(answer):
         answer = _CONJUNCTION.sub(", ", answer)
     return " ".join(answer.split())
+
+
+_ORDINAL = re.compile(
+    r"^([0-9]{1,20})[\s^{]*(?:\\(?:text|mathrm|textrm|mbox|textsuperscript)\s*\{\s*)?(st|nd|rd|th)[\s}]*$"
+)
+
+
+def _cardinal(match: re.Match[str]) -> str:
+    """2^{nd} as 2; 2^{th} is a power."""
+    tens, ones = match[1][-2:-1], match[1][-1]
+    suffix = "th" if tens == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(ones, "th")
+    return match[1] if match[2] == suffix else match[0]
+
+
+_ONES = re.findall(
+    "[a-z]+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen",
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SMALL = {word: number for number, word in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
+_PARTS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_WORD_NUMBER = re.compile(r"(?:\\(?:text|mathrm|textbf|mbox)\s*\{)?\s*([A-Za-z]+(?:[\s-]+[A-Za-z]+){0,11})\s*\}?")
+
+
+def _number_in_words(answer: str) -> str | None:
+    """`seven` as 7, `two hundred and five` as 205, `two-thirds` as a fraction; None for anything but a whole number."""
+    match = _WORD_NUMBER.fullmatch(answer)
+    if match is None:
+        return None
+    names = re.findall("[a-z]+", match[1].lower())
+    sign = "-" if names[:1] in (["minus"], ["negative"]) else ""
+    names = names[1:] if sign else names
+    if len(names) == 2 and names[0] in _ONES[1:]:
+        plural = names[0] != "one"
+        part = names[1].replace("halves", "halfs").replace("fourth", "quarter")
+        if (part.endswith("s") == plural) and (part := part.removesuffix("s")) in _PARTS:
+            return f"{sign}\\frac{{{_ONES.index(names[0])}}}{{{_PARTS.index(part) + 2}}}"
+    total, current, room = 0, 0, 0  # room: below what the next word of the part must be
+    for place, name in enumerate(names):
+        after = names[place - 1] if place else ""
+        if name in _SMALL and (
+            not place or after in ("hundred", "and", *_MULTIPLIERS) or (after in _TENS and 0 < _SMALL[name] < 10)
+        ):
+            current += _SMALL[name]
+        elif name == "hundred" and after in _ONES[1:]:
+            current *= 100
+        elif name in _MULTIPLIERS and name != "hundred" and current and (room == 0 or _MULTIPLIERS[name] < room):
+            room = _MULTIPLIERS[name]
+            total, current = total + current * 10**room, 0
+        elif not (name == "and" and after in ("hundred", *_MULTIPLIERS) and place + 1 < len(names)):
+            return None
+    return f"{sign}{total + current}" if names else None
 
 
 _SIZES = {
@@ -108,6 +172,15 @@ _UNITS = {
     for kind, listed in _SIZES.items()
     for name, size in zip(listed.split()[::2], listed.split()[1::2], strict=True)
 } | {name: ("speed", Fraction(5, 18)) for name in ("km/h", "kmh", "kph")}
+_SPEEDS = tuple(
+    (re.compile(rf"(?i:\b{pattern}\b)"), name)
+    for pattern, name in (
+        ("miles? per hour", "mph"),
+        ("kilomet(?:er|re)s? per hour", "km/h"),
+        ("met(?:er|re)s? per second", "m/s"),
+        ("(?:feet|foot) per second", "ft/s"),
+    )
+)
 _MONEY = re.compile(r"\\?\$\s*(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?)")
 _AMOUNT = re.compile(
     rf"(?P<number>{_NUMBER})(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm|mbox|textrm)\s*\{{[\s~]*)?(?P<name>[A-Za-z]{{1,12}})"
@@ -119,6 +192,29 @@ _OPPOSITES = tuple(map(frozenset, map(str.split, (
     "more less fewer", "inside outside", "before after", "ahead behind", "ago later", "faster slower", "taller shorter",
 ))))  # fmt: skip
 """words behind a number of which one is not another"""
+_COUNTED = re.compile(
+    rf"{_NUMBER}(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm|mbox|textrm)\s*\{{)?"
+    r"\s*([A-Za-z]+(?:[\s-]+[A-Za-z]+){0,5})\.?\s*\}?"
+)
+# What may be called otherwise, what is no thing, and parts of units.
+_ANY_THING = frozenset(re.findall(
+    "[a-z]+",
+    "way arrangement possibility choice option outcome combination permutation method case number integer digit value "
+    "solution root answer pair set thing item object piece unit person people total time point place year month per "
+    "each more less fewer left remaining altogether about degree radian percent square cubic squared cubed cents "
+    "half third quarter fourth dozen hundred thousand million billion trillion plus minus times over and not but mod "
+    "base function element term factor divisor multiple subset triple sequence different distinct possible real "
+    "positive new whole full line region side shape figure polygon path route step move round group team",
+))  # fmt: skip
+_SINGULAR = {"men": "man", "geese": "goose", "mice": "mouse", "teeth": "tooth"}
+"""other plurals begin as their words do"""
+_IN_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_SYMBOL = re.compile(rf"{_IN_TEXT.pattern.replace('([', '(?:[')}|\\([A-Za-z]+)|([A-Za-z]+)")
+_GREEK = ("gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega")
+_POINTS = re.compile(r"\$?(?:(\\[a-z]+)\s*)?\{?([A-Z]{2,8})\}?\$?")
+_DEGREE_SIGN = re.compile(
+    r"([0-9]+(?:\.[0-9]+)?)\s*(?:°|\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|(?:\\(?:text|mathrm)\s*\{)?\s*degrees?(?![a-z])\s*\}?)"
+)
 _SCALE = re.compile(r"(?:°|\\circ)[\s}~]*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])(?![A-Za-z])")
 _CURRENCY = re.compile(r"\\\$|(?<![\w$])\$(?=\s*[0-9])|[€£¥₹]")
 _CLOCK = re.compile(
@@ -136,8 +232,11 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
 
     math-verify drops units, so that 5 kg would pass for 5 g.
     """
+    for words, short in _SPEEDS:
+        given, reference = words.sub(short, given), words.sub(short, reference)
     if _contradict(given, reference):
         return None
+    given, reference = _in_radians(given, reference), _in_radians(reference, given)
     own, wanted = _measure(given), _measure(reference)
     if own is None or wanted is None:
         return given, reference
@@ -181,14 +280,74 @@ def _amounts(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
     return f"\\frac{{{total.numerator}}}{{{total.denominator}}}", (kinds.pop(), 1), Fraction(1)
 
 
+def _in_radians(answer: str, other: str) -> str:
+    """Degrees in radians where the other answer has pi and no degrees."""
+    if not re.search(r"\\pi(?![A-Za-z])|π", other) or _DEGREE_SIGN.search(other) or _OF_ANGLES.search(answer):
+        return answer
+    return _DEGREE_SIGN.sub(r"\\frac{\1\\pi}{180}", answer)
+
+
 def _contradict(given: str, reference: str) -> bool:
-    """Whether two answers name different directions, scales or currencies, which math-verify drops."""
+    """Whether two answers name different directions, scales, currencies, things, or letters.
+
+    math-verify drops words, and reads capitals as small letters, whose order does not matter in a product.
+    """
+    if _other_things(given, reference) or _other_case(given, reference) or _other_points(given, reference):
+        return True
     for marks in (_SCALE, _CURRENCY):
         own, wanted = ({mark.lstrip("\\") for mark in marks.findall(text)} for text in (given, reference))
         if own and wanted and own != wanted:
             return True
     own, wanted = (set(re.findall(r"(?<!\\)\b[a-z]+", text.lower())) for text in (given, reference))
     return any(own & group and wanted & group and own & group != wanted & group for group in _OPPOSITES)
+
+
+def _other_things(given: str, reference: str) -> bool:
+    """Whether both are a number of things, of which each has a word that the other lacks: apples and oranges.
+
+    Units are compared elsewhere, and `ways` may be `arrangements`.
+    """
+    names = []
+    for text in (given, reference):
+        match = _COUNTED.fullmatch(text)
+        if match is None:
+            return False
+        words = [_SINGULAR.get(word, word) for word in re.findall("[a-z]+", match[1].lower())]
+        if any(_forms(word) & _ANY_THING or len(word) < 3 or _forms(word) & _UNITS.keys() for word in words):
+            return False
+        names.append({word[:3] for word in words})
+    return bool(names[0] - names[1] and names[1] - names[0])
+
+
+def _forms(word: str) -> set[str]:
+    return {word, word.removesuffix("s"), word.removesuffix("es"), word.removesuffix("ies") + "y"}
+
+
+def _other_case(given: str, reference: str) -> bool:
+    """Whether a letter is a capital in one answer only: E is not e. An option may be small: b for B."""
+    if re.fullmatch(r"\(?[A-J]\)?\.?", _IN_TEXT.sub(r"\1", reference)):
+        return False
+    own, wanted = _letters(given), _letters(reference)
+    return any(sign not in wanted and sign[0].swapcase() + sign[1:] in wanted - own for sign in own)
+
+
+def _letters(answer: str) -> set[str]:
+    """Variables and Greek letters, without words, units, constants of integration, and the imaginary unit."""
+    found: set[str] = set()
+    for command, run in _SYMBOL.findall(answer):
+        if command.lower() in _GREEK:
+            found.add(command)
+        elif run.isupper() or (run.islower() and len(run) < 3 and run not in _UNITS):
+            found.update(run if run.lower() not in ("no", *_UNITS) else "")
+    return found - set("cCiIkKlL")
+
+
+def _other_points(given: str, reference: str) -> bool:
+    """Whether both name points in another order where that matters: angles ABC and ACB, but not segments AB and BA."""
+    own, wanted = _POINTS.fullmatch(given), _POINTS.fullmatch(reference)
+    if own is None or wanted is None or len(wanted[2]) < 3 or wanted[1] == "\\triangle" or own[2] == wanted[2]:
+        return False
+    return not (wanted[1] and own[2] == wanted[2][::-1])
 
 
 def same_time(given: str, reference: str) -> bool | None:

@@ -16,7 +16,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from mafrt.core.asked_process import AskedProcess, EndedError
-from mafrt.envs.math.answers import MAX_ANSWER_CHARS, boxed, comparable, extract_answer, quick_verdict, same_bases, tidy
+from mafrt.envs.math.answers import (
+    MAX_ANSWER_CHARS,
+    asks_for_percent,
+    boxed,
+    comparable,
+    extract_answer,
+    plain_number,
+    quick_verdict,
+    same_bases,
+    tidy,
+    without_labels,
+)
 from mafrt.envs.math.notation import latex, same_units
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
@@ -64,8 +75,8 @@ class Verifier:
         """End the worker; the next answer that needs it starts another."""
         self.worker.close()
 
-    def verify(self, text: str, reference: str, *, last_number: bool = False) -> bool:
-        """Whether a text gives the reference answer."""
+    def verify(self, text: str, reference: str, *, last_number: bool = False, problem: str = "") -> bool:
+        """Whether a text gives the reference answer. Where `problem` asks for a percentage, 25% meets a plain 25."""
         given = extract_answer(text, last_number=last_number)
         with self._lock:
             self.stats.asked += 1
@@ -79,7 +90,9 @@ class Verifier:
             if len(reference) > MAX_ANSWER_CHARS:  # which no shorter answer meets
                 self.stats.too_long += 1
                 return False
-            given, reference = tidy(given), tidy(reference)
+            given, reference = without_labels(tidy(given), tidy(reference))
+            if plain_number(reference) is not None and asks_for_percent(problem):
+                given = given.removesuffix("%").removesuffix("\\")
             plain = (given, reference) if given == reference else same_bases(given, reference)
             verdict = False if plain is None else quick_verdict(*plain)
             if plain is not None and verdict is None and (plain := same_units(*plain)) is not None:
@@ -133,12 +146,13 @@ _SHARED = Verifier()
 atexit.register(_SHARED.close)
 
 
-def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
+def verify(text: str, answer: str, *, last_number: bool = False, problem: str = "") -> bool:
     """Whether the answer that `text` gives equals the reference `answer`.
 
     It is the last \\boxed{...} or \\fbox{...}, else what follows the last `####`, else (`last_number`) the last number.
+    Where `problem` asks for a percentage, 25% meets a plain 25.
     """
-    return _SHARED.verify(text, answer, last_number=last_number)
+    return _SHARED.verify(text, answer, last_number=last_number, problem=problem)
 
 
 def verify_many(pairs: Sequence[tuple[str, str]], *, last_number: bool = False) -> list[bool]:

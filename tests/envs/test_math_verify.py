@@ -81,6 +81,12 @@ def verifier(worker, monkeypatch):
         ("\\fbox{$2$}", "$2$"),
         ("\\boxed{\\fbox{5}}", "5"),
         ("\\fboxsep=1pt \\boxed{4}", "4"),
+        ("\\boxed{8} \\framebox{7}", "7"),
+        ("\\framebox[2cm][c]{7}", "7"),
+        ("\\boxed{8} \\framebox{7", None),
+        ("\\fcolorbox{red}{white}{7}", "7"),
+        ("\\Aboxed{x=7}", "x=7"),
+        ("\\boxed{7} \\makebox{8} \\mbox{9} \\colorbox{red}{6}", "7"),
         ("\\boxed {x}", "x"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
         ("\\boxed{\\begin{pmatrix}6\\\\{3}\\end{pmatrix}}", "\\begin{pmatrix}6\\\\{3}\\end{pmatrix}"),
@@ -225,6 +231,32 @@ def test_answers_of_public_threads_and_their_kin():
     assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is not row["right"]] == []
 
 
+@pytest.mark.parametrize(
+    ("problem", "given_", "right"),
+    [
+        ("What percent of 40 is 10?", "25\\%", True),
+        ("What percent of 40 is 10?", "$25\\%$", True),
+        ("By what percentage did it fall?", "25%", True),
+        ("Express it as a percentage.", "25\\%", True),
+        ("Round to the nearest whole percent.", "25\\%", True),
+        ("What percent of 40 is 10?", "26\\%", False),
+        ("What percent of 40 is 10?", "0.25", False),
+        ("20 percent of what number is 5?", "25\\%", False),
+        ("If 30% are red, how many are blue?", "25\\%", False),
+        ("", "25\\%", False),
+    ],
+)
+def test_a_percentage_meets_a_plain_number_only_where_the_problem_asks_for_one(problem, given_, right):
+    from mafrt.envs.math.env import MathEnv
+    from mafrt.envs.math.tasks import Task
+
+    assert verify(f"\\boxed{{{given_}}}", "25", problem=problem) is right
+    if problem:
+        env = MathEnv(tasks=[Task(id="a", problem=problem, answer="25")])
+        env.choose(0)
+        assert env.grade([f"\\boxed{{{given_}}}"]) == [float(right)]
+
+
 def test_an_answer_that_is_nothing_meets_nothing(verifier):
     pairs = [("\\boxed{$$}", "$$"), ("\\boxed{.}", "."), ("\\boxed{ }", ""), ("####", "")]
     assert verifier.verify_many(pairs) == [False] * len(pairs)
@@ -327,7 +359,26 @@ def test_a_long_answer_is_not_parsed(fresh):
     assert fresh.stats.too_long == 1 and fresh.worker.process is None
 
 
-LONG = ("1,", "{", "1_2", "(0,1]", "~", "x=", "\\text{a}", "9", "x<", "\\frac1", "a and ", "1 base 2 ", "\\{", "5\\%,")
+LONG = (
+    "1,",
+    "{",
+    "1_2",
+    "(0,1]",
+    "~",
+    "x=",
+    "\\text{a}",
+    "9",
+    "x<",
+    "\\frac1",
+    "a and ",
+    "1 base 2 ",
+    "\\{",
+    "5\\%,",
+    "one-",
+    "(A) ",
+    "1^{",
+    "\\ne ",
+)
 
 
 @pytest.mark.parametrize("piece", LONG)
