@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,8 +70,6 @@ def serve(argv: Sequence[str]) -> int:
     server = EnvironmentServer(served, host=asked.host, port=asked.port, token=token, max_sessions=asked.max_sessions)
     for each in served:
         print(f"{each.name} at grpc://{server.address}/{each.name}; Ctrl-C ends it.", flush=True)
-    # Ended as by Ctrl-C, so that worker processes are ended in order too.
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()
@@ -113,10 +110,6 @@ def environments(asked: ServeEnvSettings) -> list[tuple[str, Session, Session | 
         held_out = guarded(make_env(path, **{**kwargs, **other}), asked.env_timeout_s) if other else None
         made.append((name, env, held_out, other))
     return made
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def identity_of(env: Any, differing: dict[str, Any]) -> str:

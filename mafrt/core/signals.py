@@ -1,4 +1,4 @@
-"""Turns SIGINT, SIGTERM and SIGHUP into a flag polled at safe points."""
+"""Turns SIGINT, SIGTERM and SIGHUP into a flag polled at safe points, and elsewhere into an exception."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -16,6 +18,48 @@ HANDLED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 SIGNALS = tuple(number.name for number in HANDLED)
 _ECHO_S = 0.2
 """A second signal within this time echoes the first: the terminal signals all processes, and launchers forward it."""
+
+
+class EndedError(KeyboardInterrupt):
+    """SIGTERM or SIGHUP outside a `StopRequest`: what is open is closed as after Ctrl-C."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def source_of(error: KeyboardInterrupt) -> tuple[str, int]:
+    """What ended a command, in words, and its exit code: 128 and the signal's number."""
+    name = error.name if isinstance(error, EndedError) else "SIGINT"
+    return "Ctrl-C" if name == "SIGINT" else name, 128 + signal.Signals[name]
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """In a command, raise `EndedError` where SIGTERM or SIGHUP comes outside a `StopRequest`.
+
+    Python would end at once, without a word and with files and processes left behind. A handler that is there, and
+    SIGHUP under `nohup`, is left alone. Schedulers send several, so that those of the next second change nothing.
+    """
+    last = -1.0
+
+    def end(number: int, _: FrameType | None) -> None:
+        nonlocal last
+        earlier, last = last, time.monotonic()
+        if earlier < 0 or last - earlier > 1.0:
+            raise EndedError(signal.Signals(number).name)
+
+    main = threading.current_thread() is threading.main_thread()
+    taken = [one for one in HANDLED if main and signal.getsignal(one) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            # One that has been obeyed makes no failure of what is closed now.
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL if last < 0 else signal.SIG_IGN)
 
 
 class StopRequest:

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.signals import source_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.recorded_run import flags_needed
 from mafrt.storage.checkpoint import candidates
 
-INTERRUPTED = 130
-"""Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
 PAUSED = 3
 """Exit code of a run that pauses until the user fixes its coach or its engine."""
 
@@ -29,13 +28,13 @@ def on_cluster() -> tuple[list[str], dict[str, Any]]:
     return flags, asked
 
 
-def interrupted(command: Command, run_dir: Path) -> str | None:
+def interrupted(error: KeyboardInterrupt, command: Command, run_dir: Path) -> str | None:
     """What a second Ctrl-C leaves: the last checkpoint and how to go on with it; None if there is none."""
     steps = [step for step, _ in candidates(run_dir / "checkpoints")]
     if not steps:
         return None
     return (
-        f"Stopped by Ctrl-C; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
+        f"Stopped by {source_of(error)[0]}; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
         f"Go on with: {go_on(command, run_dir)}"
     )
 

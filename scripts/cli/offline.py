@@ -12,6 +12,7 @@ from mafrt.config.schema import at_least
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.signals import source_of
 from mafrt.core.text import counted
 from mafrt.runners.checks import check_window
 from mafrt.runners.identity import Provenance
@@ -23,7 +24,7 @@ from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, 
 from mafrt.runners.progress import Terminal, offline_words
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.dependent_flags import of_team, refuse_ineffective
-from mafrt.scripts.cli.go_on import INTERRUPTED, go_on, interrupted
+from mafrt.scripts.cli.go_on import go_on, interrupted
 from mafrt.scripts.cli.loading import check_format, check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.recorded_run import rebuild
@@ -204,10 +205,10 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
         finally:
             terminal.close()
         return _close(command, summary, source.team, run_dir)
-    except KeyboardInterrupt:
-        if told := interrupted(command, run_dir):
+    except KeyboardInterrupt as error:
+        if told := interrupted(error, command, run_dir):
             print(told, file=sys.stderr)
-            return INTERRUPTED
+            return source_of(error)[1]
         raise
 
 

@@ -29,14 +29,14 @@ from typing import Any
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.signals import StopRequest
+from mafrt.core.signals import StopRequest, source_of
 from mafrt.core.text import counted, error_line
 from mafrt.engines.checks import TOKEN as VLLM_TOKEN
 from mafrt.environment.registry import REMOTE
 from mafrt.scripts import serve_vllm
 from mafrt.scripts.cli import ray_node
 from mafrt.scripts.cli.command import Command, Settings, underscored
-from mafrt.scripts.cli.go_on import INTERRUPTED, ON_CLUSTER, PAUSED, go_on, interrupted
+from mafrt.scripts.cli.go_on import ON_CLUSTER, PAUSED, go_on, interrupted
 from mafrt.scripts.cli.settings import ScaleSettings
 from mafrt.storage.args_file import ARGS
 from mafrt.storage.checkpoint import candidates
@@ -119,9 +119,11 @@ def train_on_ray(command: Command, argv: Sequence[str], settings: Settings, run_
         with StopRequest() as stop:
             layout = layout_of([node for node in ray.nodes() if node["Alive"]], scale, settings["device"])
             return Launcher(ray, command, argv, settings, layout, run_dir.absolute(), stop).run()
-    except KeyboardInterrupt:
-        print(interrupted(command, run_dir) or "Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        if told := interrupted(error, command, run_dir):
+            print(told, file=sys.stderr)
+            return source_of(error)[1]
+        raise
     finally:
         ray.shutdown()
 

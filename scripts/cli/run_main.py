@@ -14,7 +14,7 @@ from typing import NoReturn, TextIO
 from mafrt.config import permission
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import MafrtError, ProcessLostError, is_panic
-from mafrt.core.signals import StopRequest
+from mafrt.core.signals import StopRequest, ending, source_of
 from mafrt.core.text import one_line
 from mafrt.core.threads import wait_passively
 
@@ -27,8 +27,12 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
 
     One of several processes ends here and does not return: see `_leave`.
     """
-    StopRequest.ends = StopRequest.ends or argv is None  # else a program has called it, and goes on
-    code = _run(main, argv)
+    if argv is None:  # else a program has called it, and goes on
+        StopRequest.ends = True
+        with ending():
+            code = _run(main, argv)
+    else:
+        code = _run(main, argv)
     if joined():
         _leave(code)
     return code
@@ -58,9 +62,10 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
             raise
         print(f"error: {one_line(refusal)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        by, code = source_of(error)
+        print(f"Stopped by {by} before anything was saved.", file=sys.stderr)
+        return code
     except BaseException as error:  # a panic of Rust's, as of a tokenizer over a text, is no Exception
         if "--debug" in argv or not is_panic(error):
             raise

@@ -16,6 +16,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
+from mafrt.core.signals import source_of
 from mafrt.core.text import counted
 from mafrt.core.threads import ThreadWatch
 from mafrt.runners.algorithm import resolve_rule
@@ -30,7 +31,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.progress import Terminal
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.dependent_flags import of_rule, of_team, refuse_ineffective
-from mafrt.scripts.cli.go_on import INTERRUPTED, PAUSED, go_on, interrupted, on_cluster
+from mafrt.scripts.cli.go_on import PAUSED, go_on, interrupted, on_cluster
 from mafrt.scripts.cli.loading import (
     check_format,
     check_models,
@@ -151,10 +152,10 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
                 coach.close()
         processes.close()
         return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
-    except KeyboardInterrupt:
-        if processes.main and (told := interrupted(command, run_dir)):
+    except KeyboardInterrupt as error:
+        if processes.main and (told := interrupted(error, command, run_dir)):
             say(told, file=sys.stderr)
-            return INTERRUPTED
+            return source_of(error)[1]
         raise
 
 

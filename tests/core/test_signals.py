@@ -163,3 +163,46 @@ def test_a_further_signal_while_the_interpreter_ends_makes_no_failure(first, fur
     child.send_signal(further)
     child.communicate("\n", timeout=120)
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_says_that_a_signal_has_ended_it_and_closes_what_is_open(number):
+    """As while a base is loaded, before a run's own handler stands; with more signals while it closes, and after."""
+    program = f"""
+    import os, signal, sys, time
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)  # it may be ignored, as under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from mafrt.scripts.cli.run_main import run_main
+
+    def body(argv):
+        try:
+            os.kill(os.getpid(), {number:d})
+            time.sleep(60)
+        finally:
+            if {number:d} != signal.SIGINT:
+                os.kill(os.getpid(), {number:d})
+            print("closed")
+        return 0
+
+    code = run_main(body, None)
+    os.kill(os.getpid(), signal.SIGTERM) if {number:d} != signal.SIGINT else None
+    sys.exit(code)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+    by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    assert (done.returncode, done.stdout) == (128 + number, "closed\n"), done.stderr
+    assert done.stderr == f"Stopped by {by} before anything was saved.\n"
+
+
+def test_a_program_that_calls_a_command_keeps_its_handlers():
+    from mafrt.scripts.cli.run_main import run_main
+
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    found = []
+
+    def body(argv):
+        found.extend(signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
+        return 0
+
+    assert run_main(body, []) == 0 and found == before

@@ -809,6 +809,42 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     assert len(metrics.read_text().splitlines()) == done + 1
 
 
+HELD = """
+import sys
+import time
+from pathlib import Path
+
+import mafrt.models.shared_base as module
+from mafrt.scripts.main import main
+
+
+def held(*args, **words):
+    Path("loading").touch()
+    time.sleep(600)
+
+
+module.load_pretrained = held
+sys.argv = ["mafrt", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("command", ["train_math --run_dir run", "evaluate --env math --record_dir run"])
+def test_a_signal_while_a_base_is_loaded_leaves_a_sentence_and_no_file(tmp_path, command):
+    (tmp_path / "held.py").write_text(HELD, encoding="utf-8")
+    process = start_python("held.py", *command.split(), "--model_name_or_path", "teaching-base", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "loading").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 143, process.stderr
+    assert process.stderr.splitlines()[-1:] == ["Stopped by SIGTERM before anything was saved."]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"held.py", "loading"}
+
+
 SLOW_TO_CLOSE = """
 import time
 from pathlib import Path
