@@ -279,17 +279,18 @@ def latest(root: str | os.PathLike[str]) -> Checkpoint:
     left. Writes nothing.
     """
     root = Path(root)
-    skipped: list[str] = []
+    broken: dict[Path, str] = {}
     for _, path in candidates(root):
         try:
             point = verify(path)
         except CheckpointError as error:
-            log.error("%s cannot be used, falling back to the one before: %s", path, error)
-            skipped.append(str(error))
+            broken[path] = str(error)
         else:
-            return replace(point, skipped=tuple(skipped))
-    if skipped:
-        raise CheckpointError(f"no checkpoint in {root} is intact ({'; '.join(skipped)}); start a new run")
+            for newer, why in broken.items():
+                log.error("%s cannot be used, falling back to %s: %s", newer, path.name, why)
+            return replace(point, skipped=tuple(broken.values()))
+    if broken:
+        raise CheckpointError(f"no checkpoint in {root} is intact ({'; '.join(broken.values())}); start a new run")
     raise CheckpointError(f"{root} holds no finished checkpoint; start a new run")
 
 

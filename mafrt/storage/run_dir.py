@@ -20,7 +20,9 @@ from mafrt.core.errors import ConfigError
 from mafrt.storage import checkpoint, transcript_files
 from mafrt.storage.args_file import ARGS, plain, read_args, write_args
 from mafrt.storage.json_lines import JsonLines, copy_until, keep_until
-from mafrt.storage.run_record import RunRecord
+from mafrt.storage.load_path import BEST
+from mafrt.storage.report import SUMMARY
+from mafrt.storage.run_record import RECORD, RunRecord
 
 if TYPE_CHECKING:
     from mafrt.storage.load_path import LoadSource
@@ -84,6 +86,8 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{path} cannot be made ({error.strerror}); give another --run_dir") from error
+        if here:
+            check_entries(path)
         run = cls(path, step=step)
         try:
             if record is not None:
@@ -146,6 +150,26 @@ class RunDir:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_entries(path: Path) -> None:
+    """Refuse a run that cannot go on since one of its files or folders is something else, before any is written.
+
+    Raises:
+        ConfigError: such as a folder, a pipe or a link to nothing in the place of a file.
+    """
+    files = (*(f"{name}.jsonl" for name in LINE_FILES), ARGS, RECORD, checkpoint.ORIGIN, SUMMARY, ".lock")
+    for names, what, is_one in (
+        (files, "file", Path.is_file),
+        (("checkpoints", transcript_files.FOLDER, "tensorboard", BEST), "folder", Path.is_dir),
+    ):
+        for name in names:
+            entry = path / name
+            if (entry.exists() or entry.is_symlink()) and not (is_one(entry) and os.access(entry, os.R_OK | os.W_OK)):
+                raise ConfigError(
+                    f"{entry} is no regular {what} that can be read and written; move it away, or take the run from a "
+                    "copy"
+                )
 
 
 def _last_line(name: str, step: int) -> int:

@@ -46,7 +46,7 @@ from mafrt.scripts.cli.recorded_run import PreparedRun, command_of
 from mafrt.scripts.cli.settings import ScaleSettings, train_config
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS
-from mafrt.storage.run_dir import set_aside
+from mafrt.storage.run_dir import check_entries, set_aside
 from mafrt.storage.run_record import RECORD
 
 if TYPE_CHECKING:
@@ -253,7 +253,9 @@ def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: LoadSou
 
 
 def choose_run_dir(settings: Settings, loaded: LoadSource | None, name: str) -> Path:
-    """The folder of the run; ConfigError if it holds another one that may not be set aside."""
+    """The folder of the run; ConfigError if it holds another one that may not be set aside, or cannot go on."""
+    if loaded is not None and loaded.run is not None and is_same(loaded, Path(settings["run_dir"] or loaded.run)):
+        check_entries(loaded.run)
     if settings["run_dir"] is None:
         if loaded is not None and loaded.resumes and loaded.run is not None:
             return loaded.run

@@ -434,3 +434,46 @@ def test_settings_that_were_lost_are_not_the_defaults(text, tmp_path):
     (tmp_path / "args.yaml").write_text(text)
     with pytest.raises(ConfigError, match="is empty"):
         args_file.read_args(tmp_path / "args.yaml")
+
+
+IN_THE_PLACE = {
+    "folder": lambda path: path.mkdir(),
+    "file": lambda path: path.write_text("x"),
+    "pipe": os.mkfifo,
+    "link to nothing": lambda path: path.symlink_to("/nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "device": lambda path: path.symlink_to("/dev/null"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_THE_PLACE)
+def test_a_run_whose_files_are_something_else_is_refused_before_anything_is_written(tmp_path, whole, kind):
+    source = load_path.resolve(whole)
+    names = ["transcripts", "tensorboard", "best"]
+    if kind != "file":
+        names += [f"{name}.jsonl" for name in run_dir.LINE_FILES] + ["summary.json", "args.yaml", "run.json", ".lock"]
+    for name in names:
+        if kind == "folder" and "." not in name:
+            continue
+        entry, aside = whole / name, tmp_path / "aside"
+        there = entry.exists()
+        if there:
+            entry.rename(aside)
+        IN_THE_PLACE[kind](entry)
+        before = {path: path.lstat().st_mtime_ns for path in whole.rglob("*")}
+        with pytest.raises(ConfigError, match=f"{name} is no regular"):
+            RunDir.open(whole, {**ARGS, "lr": 1.0}, source)
+        assert {path: path.lstat().st_mtime_ns for path in whole.rglob("*")} == before, name
+        entry.rmdir() if kind == "folder" else entry.unlink()
+        if there:
+            aside.rename(entry)
+    with RunDir.open(whole, ARGS, source):
+        pass
+
+
+def test_a_run_without_an_intact_checkpoint_is_told_of_once(whole, caplog):
+    for point in (whole / "checkpoints").iterdir():
+        (point / "manifest.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
+        load_path.resolve(whole)
+    assert caplog.text == ""
