@@ -104,7 +104,16 @@ def resolve_env_config(given):
     return Config(**given)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 def import_taskset(name):
+    if name == "mute":
+        raise Mute
+    if name == "leaves":
+        sys.exit()
     if name == "broken":
         raise RuntimeError("no luck today")
     if name != "standin":

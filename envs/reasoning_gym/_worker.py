@@ -21,10 +21,10 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mafrt.core.bounded_worker import answer_requests, replies
 from mafrt.core.extras import install
@@ -134,13 +134,29 @@ def _check(name: Any, config: Mapping[str, Any]) -> None:
             f"reasoning-gym's {name} has no setting {odd[0]!r}; "
             + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}.")
         )
+    hints = get_type_hints(factory.DATASETS[name][1])
     for setting, value in config.items():
-        default = fields[setting].default
-        for kinds, expected in ((bool, "true or false"), ((int, float), "a number"), (str, "a text")):
-            if isinstance(default, kinds):
-                if value is not None and not isinstance(value, kinds):
-                    raise Unusable(f"reasoning-gym's {name}: {setting} is {value!r}; expected {expected}.")
-                break
+        kind = float if isinstance(fields[setting].default, float) else hints[setting]
+        if not _fits(value, kind):
+            expected = _KINDS.get(kind) or str(kind).replace("typing.", "")
+            raise Unusable(f"reasoning-gym's {name}: {setting} is {value!r}; expected {expected}.")
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of an annotated type, as far as that can be told."""
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin is Union:
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, list) and (not parts or all(_fits(one, parts[0]) for one in value))
+    if origin in (int, float):
+        return type(value) is int or (type(value) is float and origin is float)
+    return isinstance(value, origin) if origin in (bool, str, type(None)) else True
 
 
 def _parts(given: Any) -> list[Any]:
@@ -171,10 +187,10 @@ def _dataset(text: str, size: int, seed: int) -> Any:
 
     asked = json.loads(text)
     name, level, config = asked["name"], asked["level"], dict(asked["config"])
-    _check(name, config)
-    kind, settings = factory.DATASETS[name]
     if name == "composite":
         config["datasets"] = _parts(config.get("datasets", []))
+    _check(name, config)
+    kind, settings = factory.DATASETS[name]
     try:
         if level is not None:
             if not factory.has_curriculum(name):

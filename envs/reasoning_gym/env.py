@@ -77,10 +77,10 @@ class ReasoningGym(TaskEnv):
             MissingExtraError: reasoning-gym is not installed.
         """
         check_choice("split", split, SPLITS)
-        levels = [level] if isinstance(level, int) else list(level or ())
+        levels = [level] if isinstance(level, int) else list([] if level is None else level)
         for what, value, least in (("size", size, 1), ("held_out_size", held_out_size, 1), ("seed", seed, 0)):
             check_number(what, value, least=least, most=SHIFT, whole=True)
-        if not all(type(each) is int and each >= 0 for each in levels):
+        if not all(type(each) is int and each >= 0 for each in levels) or level == []:
             raise ConfigError(f"level is {level!r}; expected a whole number from 0 on, or a list of them.")
         if not isinstance(config or {}, Mapping):
             raise ConfigError(f"config is {config!r}; expected the data set's settings by name.")

@@ -174,6 +174,6 @@ def refuse_files_of_runs(value: Any) -> None:
         for each in value:
             refuse_files_of_runs(each)
     elif isinstance(value, str) and ".py" in value:
-        file = value.rpartition("+")[2].partition(":")[0]
-        if permission.run_of(file) is not None and not permission.is_free(value):
-            raise ConfigError(f"{file} lies in the folder of a run; {permission.REMEDY}.")
+        for file in (part.partition(":")[0] for part in {value, *value.split("+")}):
+            if permission.run_of(file) is not None and not permission.is_free(value):
+                raise ConfigError(f"{file} lies in the folder of a run; {permission.REMEDY}.")

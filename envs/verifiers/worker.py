@@ -51,11 +51,14 @@ class Refused(Exception):
 
 def sentence(error: BaseException) -> str:
     """What was raised, in one line; of a settings error the settings and what is wrong with them."""
-    listed = getattr(error, "errors", None)
-    if type(error).__name__ == "ValidationError" and callable(listed):
-        parts = [f"{'.'.join(map(str, each['loc'])) or 'the settings'}: {each['msg']}" for each in listed()[:3]]
-        return "; ".join(parts)
-    text = " ".join(str(error).split())
+    try:
+        listed = getattr(error, "errors", None)
+        if type(error).__name__ == "ValidationError" and callable(listed):
+            parts = [f"{'.'.join(map(str, each['loc'])) or 'the settings'}: {each['msg']}" for each in listed()[:3]]
+            return "; ".join(parts)
+        text = " ".join(str(error).split())
+    except Exception as failure:  # the error is of a class of the environment's
+        text = f"(its text raises {type(failure).__name__})"
     frames, own = [], os.path.dirname(os.path.abspath(__file__))
     trace = error.__traceback__
     while trace is not None:
@@ -63,7 +66,7 @@ def sentence(error: BaseException) -> str:
         if os.path.isfile(file) and not file.startswith((own, sys.prefix, sys.base_prefix)):
             frames.append(f" ({file}, line {trace.tb_lineno})")
         trace = trace.tb_next
-    return f"{type(error).__name__}: {text}"[:600] + (frames[-1] if frames else "")
+    return (type(error).__name__ + (text and f": {text}"))[:600] + (frames[-1] if frames else "")
 
 
 def importable(name: str) -> str:
@@ -198,13 +201,15 @@ class Loaded:
 
     def __init__(self, vf: Any, chat: Any, name: str, given: dict[str, Any], split: str, most: int | None) -> None:
         self.vf, self.name = vf, name
-        env_id, _, taskset_id = name.rpartition("+")
-        taskset_id = importable(taskset_id)
+        env_id, taskset_id = (importable(part) for part in name.rpartition("+")[::2])
         if not isinstance(given.get("taskset", {}), dict):
             raise Refused("does not take these settings: taskset: Input should be a valid dictionary")
+        for kind, own in (("taskset", given.get("taskset", {})), ("environment", {} if not env_id else given)):
+            if "id" in own:
+                raise Refused(f"names its {kind} twice: leave the id {str(own['id'])[:80]!r} out of its settings")
         given = {
             **given,
-            "taskset": {**(given.get("taskset") or {}), "id": taskset_id},
+            "taskset": {**given.get("taskset", {}), "id": taskset_id},
             **({"id": env_id} if env_id else {}),
         }
         for kind, ident in (("environment", env_id), ("taskset", taskset_id)):
@@ -226,7 +231,9 @@ class Loaded:
         self.untrained: list[str] = []
 
     def _find(self, kind: str, ident: str) -> None:
-        if not ident and kind == "environment":
+        if not ident:
+            if kind == "taskset":
+                raise Refused("names no taskset; expected verifiers:ID")
             return
         try:
             getattr(self.vf, f"import_{kind}")(ident)

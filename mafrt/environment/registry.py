@@ -90,7 +90,10 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
         return _remote(name_or_path, kwargs)
     factory = _factory(name_or_path)
     if (package := _package(name_or_path)) is not None:
-        name_or_path, kwargs = package, {"name": name_or_path.partition(":")[2], **kwargs}
+        named = {"name": name_or_path.partition(":")[2], **kwargs}  # a run records the name with its settings
+        if not name_or_path.endswith(f":{named['name']}"):
+            raise EnvError(f"{name_or_path} has its name already; leave the setting name={named['name']!r} out")
+        name_or_path, kwargs = package, named
     _check_kwargs(name_or_path, factory, kwargs)
     if isinstance(factory, type) and not issubclass(factory, Env):
         wrapped = adapted(factory)

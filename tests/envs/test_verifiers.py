@@ -179,6 +179,12 @@ def test_the_process_ends_with_the_trainer(standin):
         ({"name": "team+standin"}, "is not there: there is no environment 'team'"),
         ({"name": "no/such/file.py"}, "is not there: there is no file .*no/such/file.py"),
         ({"name": "broken"}, "raised RuntimeError: no luck today"),
+        ({"name": "mute"}, r"verifiers:mute raised Mute: \(its text raises ValueError\)"),
+        ({"name": "leaves"}, "verifiers:leaves raised SystemExit( |$)"),
+        ({"name": ""}, "names no taskset; expected verifiers:ID"),
+        ({"name": "no/such/file.py+standin"}, "is not there: there is no file .*no/such/file.py"),
+        ({"taskset": {"id": "other"}}, "names its taskset twice: leave the id 'other' out"),
+        ({"name": "other+standin", "id": "third"}, "names its environment twice: leave the id 'third' out"),
         ({"how": "raises"}, "raised OSError: the data is gone"),
         ({"taskset": {"size": "x"}}, "does not take these settings: taskset.size: Input should be a valid integer"),
         ({"taskset": 3}, "does not take these settings: taskset: Input should be a valid dictionary"),
@@ -286,10 +292,17 @@ def test_a_run_folder_may_not_name_an_interpreter_or_a_file_of_its_own(tmp_path)
         permission.reading(tmp_path)
         for given in (
             {"name": f"{tmp_path}/evil.py"},
+            {"name": f"{tmp_path}/evil.py+x"},
             {"name": "x", "taskset": {"task": {"r": f"{tmp_path}/evil.py:f"}}},
         ):
             with pytest.raises(ConfigError, match="lies in the folder of a run"):
                 make_env("verifiers", **given)
+
+
+@pytest.mark.parametrize("package", ["verifiers", "textarena", "reasoning_gym", "openenv"])
+def test_a_name_is_not_given_twice(package):
+    with pytest.raises(EnvError, match=f"{package}:one has its name already; leave the setting name='other' out"):
+        make_env(f"{package}:one", name="other")
 
 
 def test_names_with_the_prefix_are_environments_of_the_package():
