@@ -165,7 +165,7 @@ def _pass_on(
     made = done.result()
     text, stopped = before_stop(made.text, call.stop)
     if call.schema and made.stop == "eos" and not _is_json(text):
-        answer.set_exception(ApiError(500, "the JSON schema is too large for its grammar, which ended the answer"))
+        answer.set_exception(ApiError(400, "the JSON schema is too large for its grammar, which ended the answer"))
         return
     team.remember(call.model, call.messages, text, made.ids)
     tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)

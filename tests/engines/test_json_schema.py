@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import Future
 from typing import Literal
 
 import anthropic
@@ -23,11 +24,12 @@ from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.grammar import Grammars
 from mafrt.engines.requests import check_requests
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.registry import make_env
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import voices_of
-from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.answers import TeamAnswers, _pass_on
 from mafrt.scripts.serving.engine_queue import EngineQueue
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
@@ -152,6 +154,23 @@ def test_neighbours_are_not_touched(base):
         '{"properties": []}',
         '{"type": "string", "minLength": 5, "maxLength": 2}',
         '{"type": "string", "type": "integer"}',
+        '{"$ref": "#"}',
+        '{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
+        '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"], "additionalProperties": false}',
+        pytest.param(
+            json.dumps(
+                {
+                    "type": "object",
+                    "properties": {f"p{place}": {} for place in range(800)},
+                    "additionalProperties": False,
+                }
+            ),
+            id="many optional",
+        ),
+        '{"type": "string", "pattern": "^a{1000000}$"}',
+        '{"type": "integer", "minimum": 1000000000000000000000000000000}',
+        '{"type": "integer", "exclusiveMaximum": -1e30}',
+        '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}',
         pytest.param('{"items":' * 980 + "{}" + "}" * 980, id="deep"),
         pytest.param('{"items":' * 6000 + "{}" + "}" * 6000, id="deeper"),
         "[]",
@@ -182,7 +201,7 @@ def test_a_vocabulary_without_the_characters_of_json_is_named(base):
 
     def made(letters):
         small = Tokenizer(models.BPE({letter: place for place, letter in enumerate(["</s>", *letters])}, []))
-        small.pre_tokenizer, small.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        small.pre_tokenizer, small.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
         return Grammars(PreTrainedTokenizerFast(tokenizer_object=small))
 
     letters, schema = sorted(pre_tokenizers.ByteLevel.alphabet()), '{"const": "\\u65e5"}'
@@ -249,12 +268,24 @@ def test_what_cannot_be_honoured_is_refused(served):
             return [Completion([1], [0.0], "eos", "no JSON", 0)]
 
     before, team.queue = team.queue, EngineQueue(Whole())
+    asked = {"model": "actor", "messages": ASK, "response_format": {"type": "json_object"}}
     try:
         with pytest.raises(BadRequestError, match="--engine local"):
-            client.chat.completions.create(model="actor", messages=ASK, response_format={"type": "json_object"})
+            client.chat.completions.create(**asked)
     finally:
         team.queue.close()
         team.queue = before
+
+
+def test_a_grammar_that_ends_an_answer_is_the_schemas_fault(served):
+    _, team, _ = served
+    call = ChatCall("actor", ASK, schema="{}")
+    done, answer = Future(), Future()
+    done.set_result(Completion([1], [0.0], "eos", "{", 0))
+    _pass_on(done, answer, 3, call, None, team)
+    with pytest.raises(ApiError, match="too large for its grammar") as error:
+        answer.result()
+    assert error.value.status == 400
 
 
 def test_training_refuses_a_form(tmp_path):

@@ -31,6 +31,13 @@ MOST_COUNT = 1000
 _COUNTS = frozenset(
     f"{edge}{what}" for edge in ("min", "max") for what in ("Items", "Length", "Properties", "Contains")
 )
+MOST_BOUND = 2**53
+"""of `minimum` and its like: the library cuts off what no 64 bits hold, and an answer would then miss its bounds"""
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+FORCED = 8
+"""tokens without a choice at an answer's beginning that are tried before a schema is taken"""
+_OPTIONS = "x-guidance"
+"""Settings of the library within a schema, by which it would leave keywords out."""
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `json.dumps` writes. With free white space a small model may write nothing else."""
 
@@ -80,8 +87,18 @@ class Grammars:
             matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_json_schema(schema, overrides=_FORM), log_level=0)
         except ValueError as error:
             raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
-        if matcher.is_error():
-            raise ConfigError(f"no grammar covers this JSON schema ({shortened(matcher.get_error(), 200)})")
+        trial = matcher.deep_copy()
+        # Some bounds show only as an answer begins: that of a schema which refers to nothing but itself, for one.
+        for _ in range(FORCED):
+            if trial.is_error() or trial.is_stopped():
+                break
+            only = int.from_bytes(trial.compute_bitmask(), "little")
+            if trial.is_error() or only.bit_count() != 1:
+                break
+            trial.consume_token(only.bit_length() - 1)
+        if trial.is_error():
+            why = trial.get_error().partition("<state>")[0]
+            raise ConfigError(f"no grammar covers this JSON schema ({shortened(why, 200)})")
         return matcher
 
     def _vocabulary(self, ends: frozenset[int]) -> LLTokenizer:
@@ -112,12 +129,15 @@ def _check_size(schema: str) -> None:
         parts = [parse_json(schema)]
     except ValueError as error:
         raise ConfigError(f"no grammar covers this JSON schema ({shortened(str(error), 200)})") from None
+    if isinstance(parts[0], dict) and _OPTIONS in parts[0]:
+        raise ConfigError(f"no grammar covers this JSON schema ({_OPTIONS} is no keyword of one)")
     while parts:
         part = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        for name in _COUNTS & part.keys() if isinstance(part, dict) else ():
-            if isinstance(part[name], (int, float)) and part[name] > MOST_COUNT:
-                raise ConfigError(f"no grammar covers this JSON schema ({name} may be at most {MOST_COUNT})")
+        for name in (_COUNTS | _BOUNDS) & part.keys() if isinstance(part, dict) else ():
+            most = MOST_COUNT if name in _COUNTS else MOST_BOUND
+            if isinstance(part[name], (int, float)) and abs(part[name]) > most:
+                raise ConfigError(f"no grammar covers this JSON schema ({name} may be at most {most})")
 
 
 class Grammar:
