@@ -32,7 +32,7 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.reading import parse_json, read_file, read_text
 from mafrt.core.text import error_line, shortened
-from mafrt.models.checkpoint_class import header_shapes
+from mafrt.models.checkpoint_class import OTHER_TASKS, header_shapes
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +334,15 @@ def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -
             f"{folder} was trained on a {class_}, and {base_name} is none, though its layers have the same names and "
             "sizes; load it on the base it was trained on, or take auto_mapping out of its adapter_config.json"
         )
-    if not isinstance(trained_on, str) or not trained_on:
+    if not isinstance(trained_on, str):
+        trained_on = ""
+    for name in (class_, _architecture(Path(trained_on) / "config.json") if trained_on else None):
+        if isinstance(name, str) and name.endswith(OTHER_TASKS):
+            raise CheckpointError(
+                f"{folder} was trained on a {name}, whose outputs are no next tokens, and {base_name} has the same "
+                "layers in a causal language model; give adapters that were trained on one"
+            )
+    if not trained_on:
         return
     vocabularies = [_vocabulary(Path(name) / "tokenizer.json") for name in (trained_on, base_name)]
     if None not in vocabularies and vocabularies[0] != vocabularies[1]:

@@ -336,6 +336,26 @@ def test_classes_of_one_family_share_adapters(class_, tmp_path):
     base.load_adapter("a", tmp_path / "a")
 
 
+@pytest.mark.parametrize("class_", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+                                    "ForMultipleChoice", "ForRewardModel"])  # fmt: skip
+@pytest.mark.parametrize("by", ["PEFT's note", "the checkpoint"])
+def test_a_class_of_the_family_that_does_not_write_is_refused(class_, by, tmp_path):
+    base = tiny_base("llama")
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    settings, noted = tmp_path / "a" / "adapter_config.json", {"auto_mapping": {"base_model_class": f"Llama{class_}"}}
+    if by == "the checkpoint":
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/config.json").write_text(json.dumps({"architectures": [f"Llama{class_}"]}))
+        noted = {"base_model_name_or_path": str(tmp_path / "other")}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"task_type": None} | noted))
+    with pytest.raises(
+        CheckpointError, match=f"was trained on a Llama{class_}, whose outputs are no next tokens"
+    ) as said:
+        base.load_adapter("b", tmp_path / "a")
+    assert "\n" not in str(said.value) and "b" not in base.adapters
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_weights_of_a_terabyte_are_not_read(told, tmp_path):
     base = tiny_base()
