@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
-from mafrt.config.agent import LoraSpec
+from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.config.resolve import declared
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
+from mafrt.core.errors import CheckpointError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
 from mafrt.engines import forget
@@ -70,7 +73,12 @@ def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initia
             if (loaded.rank, loaded.alpha) != (wanted.rank, wanted.alpha):
                 log.warning("adapter %s has rank %d and alpha %g, as its folder says", name, loaded.rank, loaded.alpha)
         else:
-            base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
+            spec = team.lora_for(name, default)
+            if initial is not None and name in initial.adapters and spec.targets == (ALL_LINEAR,):
+                # All layers are those that were all when the run began: another version may have left some out.
+                with suppress(CheckpointError):  # loading says why
+                    spec = replace(spec, targets=base.targets_of(name, initial.adapter(name)))
+            base.add_adapter(name, spec, seed=seed_of(seed, "adapter", name))
 
 
 def make_critic(base: Bases, team: Team, config: TrainConfig, rule: RunAlgorithm) -> AnyCritic:

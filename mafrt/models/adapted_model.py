@@ -344,9 +344,7 @@ class AdaptedModel:
 
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
-        loaded = peft_format.read(
-            *(Path(folder), self._stored), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
-        )
+        loaded = self._read(folder)
         if name in self.records:
             peft_format.refuse_other_shape(self.records[name], loaded, name=name)
         else:
@@ -355,6 +353,15 @@ class AdaptedModel:
         layers, where = self.stored_layers(name), str(loaded.path / peft_format.WEIGHTS)
         peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
         self.bump(name)
+
+    def _read(self, folder: str | Path) -> peft_format.PeftFolder:
+        return peft_format.read(
+            *(Path(folder), self._stored), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
+        )
+
+    def targets_of(self, name: str, folder: str | Path) -> tuple[str, ...]:
+        """Paths of what a PEFT folder of the adapter adapts. Raises CheckpointError as `load_adapter`."""
+        return tuple(self._read(folder).shape.layers)
 
     def bump(self, name: str) -> None:
         """Record a change of the adapter's weights: increment its version and drop caches derived from them."""

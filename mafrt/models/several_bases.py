@@ -152,6 +152,7 @@ class SeveralBases:
     load_adapter_state = by_adapter(SharedBase.load_adapter_state)
     save_adapter = by_adapter(SharedBase.save_adapter)
     load_adapter = by_adapter(SharedBase.load_adapter)
+    targets_of = by_adapter(SharedBase.targets_of)
     bump = by_adapter(SharedBase.bump)
 
 

@@ -16,14 +16,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_models import tiny_base
 from helpers_runs import adapters, hashes, same
 from helpers_warm import WarmProcess, start_python
 from toy import Digits, make, settings, train
 
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import StepResult
+from mafrt.runners.build import place_adapters
 from mafrt.runners.identity import Provenance
-from mafrt.storage.load_path import resolve
+from mafrt.storage.load_path import LoadSource, resolve
 
 pytestmark = pytest.mark.takes(slow=22)
 
@@ -47,6 +51,25 @@ def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
         assert len((run / "episodes.jsonl").read_text().splitlines()) == iterations * 32
         assert (run / "args.yaml").is_file() and any((run / "tensorboard").iterdir())
         assert {"first", "second"} <= {p.name for p in resolve(run).path.iterdir()}
+
+
+def test_an_adapter_goes_on_with_the_layers_that_its_run_began_with(tmp_path):
+    """As where a later version adapts layers by default that it took for routers before."""
+    old, team = tiny_base("llama"), Team((AgentSpec("a"),))
+    old.add_adapter("a", LoraSpec(targets=("q_proj", "up_proj")), seed=0)
+    old.save_adapter("a", tmp_path / "a")
+    before = old.adapter_state("a")
+    run = LoadSource("run", tmp_path, {"a": tmp_path / "a"}, None)
+    for default, loads in ((LoraSpec(), True), (LoraSpec(rank=4), False), (LoraSpec(targets=("q_proj",)), False)):
+        base = tiny_base("llama")
+        place_adapters(base, team, default, 0, run)
+        if loads:
+            base.load_adapter("a", tmp_path / "a")
+            after = base.adapter_state("a")
+            assert before.keys() == after.keys() and all(map(torch.equal, before.values(), after.values()))
+        else:  # what is asked for by name is no default
+            with pytest.raises(CheckpointError, match="rank, alpha and targets"):
+                base.load_adapter("a", tmp_path / "a")
 
 
 @pytest.mark.slow
