@@ -71,8 +71,8 @@ def _measure_one(args: argparse.Namespace, trainer: Trainer, adapters: list[Adap
     rows = [_row([draw.randrange(100, 300) for _ in range(tokens + 1)]) for _ in range(args.clients * args.rows)]
     parts = [rows[place :: args.clients] for place in range(args.clients)]
 
-    def passes(*work: tuple[Adapter, list[Example]]) -> Callable[[], torch.Tensor]:
-        def call() -> torch.Tensor:
+    def passes(*work: tuple[Adapter, list[Example]]) -> Callable[[], None]:
+        def call() -> None:
             for adapter in adapters:
                 adapter.gradient = None
             jobs = [
@@ -80,14 +80,17 @@ def _measure_one(args: argparse.Namespace, trainer: Trainer, adapters: list[Adap
             ]
             for future in [trainer.submit(job) for job in jobs]:
                 future.result()
-            return torch.stack([adapter.gradient for adapter in adapters if adapter.gradient is not None]).sum(0)
 
         return call
 
+    def gradient(call: Callable[[], None]) -> torch.Tensor:
+        call()
+        return torch.stack([adapter.gradient for adapter in adapters if adapter.gradient is not None]).sum(0)
+
     rivals = {"many": passes(*zip(adapters, parts, strict=True)), "one": passes((adapters[0], rows))}
-    whole = rivals["one"]()
+    whole = gradient(rivals["one"])
     # Of sums over all rows in another order, in float32.
-    worst = _measure.agree("gradient", rivals["many"](), whole, tolerance=1e-4 * float(whole.abs().max()))
+    worst = _measure.agree("gradient", gradient(rivals["many"]), whole, tolerance=1e-4 * float(whole.abs().max()))
     times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock)
     row: dict[str, Any] = {"tokens": tokens, "parity": worst, "many/one": _measure.ratio(times["many"], times["one"])}
     print(f"{tokens} tokens: {args.clients} clients cost {row['many/one']['median']:.2f} of one", flush=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 from torch.optim.adamw import adamw as _adamw
 
 from mafrt.models.tensors import floats
@@ -33,8 +34,8 @@ class Moments:
 
 @torch.no_grad()
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """`[P]`: a copy of their numbers, one tensor after the other."""
-    return torch.cat([tensor.flatten() for tensor in tensors])
+    """`[P]`: a copy of the numbers of two tensors or more, one after the other."""
+    return _flatten_dense_tensors(list(tensors))
 
 
 @torch.no_grad()

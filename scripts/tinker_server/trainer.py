@@ -187,7 +187,6 @@ class Trainer:
             if isinstance(job.work, PassRequest):
                 results[job] = PassResult([np.empty(0)] * len(job.work.examples))
         learning = {job.adapter.slot: job.adapter for job in jobs if job.adapter is not None and _backward(job)}
-        self._clear(learning)
         try:
             for rows in self._micro_batches(jobs):
                 alive = [row for row in rows if row.job.owner not in failed]
