@@ -35,7 +35,8 @@ class Moments:
 @torch.no_grad()
 def joined(tensors: Iterable[Tensor]) -> Tensor:
     """`[P]`: a copy of the numbers of two tensors or more, one after the other."""
-    return _flatten_dense_tensors(list(tensors))
+    row: Tensor = _flatten_dense_tensors(list(tensors))
+    return row
 
 
 @torch.no_grad()
