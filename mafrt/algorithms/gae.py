@@ -11,8 +11,10 @@ advantage and return.
 `bootstrap` selects the successor of a turn's last token: `"none"` no successor (IPPO, each turn its own episode),
 `"agent"` the same agent's next turn, `"team"` the next turn of any agent in speaking order (MARFT, MAPPO).
 
-Turns spoken at the same time have one reward, all that their step pays, at the last of them; a reward that came after
-others spoke belongs to the step that it came with. `ippo` adds its own agent's later pay to a turn's reward.
+Turns spoken at the same time are one step of the team's chain: each is paid all that the step pays, and has the next
+step as its successor. What precedes them continues with the mean of their values and advantages, so that the order in
+which they stand changes nothing. A reward that came after others spoke belongs to the step that it came with. `ippo`
+adds its own agent's later pay to a turn's reward.
 
 Deviations: a turn of unknown reward cuts the chain. Its predecessor bootstraps from that turn's value, since any
 substitute reward, 0 included, would be learnt as if it had been observed. A turn without tokens is no step: its reward
@@ -23,6 +25,7 @@ the critic's value at the last step of its last turn, the nearest value availabl
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,15 +97,15 @@ def gae(
     return explained(trajectories, settings.level)
 
 
-def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[Row]]:
-    """Chains of successive rows, each in speaking order."""
+def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[list[Row]]]:
+    """Chains of successive steps in speaking order: the rows of each, several where agents spoke at the same time."""
     if bootstrap == "team":
-        return [list(rows)]
+        return [[list(members) for _, members in itertools.groupby(rows, lambda row: row.step)]]
     if bootstrap == "none":
-        return [[row] for row in rows]
-    chains: dict[str, list[Row]] = {}
+        return [[[row]] for row in rows]
+    chains: dict[str, list[list[Row]]] = {}
     for row in rows:
-        chains.setdefault(row.turn.agent, []).append(row)
+        chains.setdefault(row.turn.agent, []).append([row])
     return list(chains.values())
 
 
@@ -128,7 +131,7 @@ def step_values(row: Row, level: str) -> list[float]:
     return values
 
 
-def _walk(chain: list[Row], settings: Gae, moved: Mapping[tuple[int, int], float], *, cut_off: bool) -> None:
+def _walk(chain: list[list[Row]], settings: Gae, moved: Mapping[tuple[int, int], float], *, cut_off: bool) -> None:
     """GAE backwards over one chain. `next_value` is None where the successor's value is unknown.
 
     `moved` is added to the rewards of turns, at their last step (`moved_pay`).
@@ -138,44 +141,56 @@ def _walk(chain: list[Row], settings: Gae, moved: Mapping[tuple[int, int], float
     # Nothing follows the end of an episode, so its value is 0.
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
-    for row in reversed(chain):
-        tokens = len(row.turn.action_ids)
-        if not tokens:
+    for members in reversed(chain):
+        spoken = [row for row in members if row.turn.action_ids]
+        gone = next((row.dropped for row in members if row.dropped), None)
+        earned = {row.key: total([row.reward, row.later, moved.get(row.key, 0.0)]) for row in members}
+        if not spoken:
             # There is no step to pay, so the reward moves to the step before, which led to the empty turn.
-            if row.dropped is None:
-                carried += row.reward + moved.get(row.key, 0.0)
-                row.fill([], [])
-            else:  # the step before it would be paid its reward, which is unknown
+            if gone:  # the step before it would be paid its reward, which is unknown
                 next_value, next_advantage, carried = None, 0.0, 0.0
+            else:
+                carried = total([carried, *earned.values()])
+                for row in members:
+                    row.fill([], [])
             continue
-        values = step_values(row, settings.level)
-        finite = all(map(math.isfinite, values))
-        if row.dropped or not finite or next_value is None:
+        values = {row.key: step_values(row, settings.level) for row in spoken}
+        first = mean([own[0] for own in values.values()])
+        if gone or next_value is None or not all(math.isfinite(value) for own in values.values() for value in own):
             # The chain is cut here: the predecessor bootstraps from this value, as an invented reward would be learnt.
             cut_off = False
-            row.drop("nonfinite")
-            next_value, next_advantage, carried = (values[0] if math.isfinite(values[0]) else None), 0.0, 0.0
+            for row in members:
+                row.drop("nonfinite")
+            next_value, next_advantage, carried = (first if math.isfinite(first) else None), 0.0, 0.0
             continue
-        steps = len(values)
         if cut_off:
-            # Only the last turn of a truncated episode lacks a future; earlier turns have a successor.
-            next_value, cut_off = values[-1], False
-        token_level = settings.level == "token"
-        advantages = [0.0] * steps
-        for step in reversed(range(steps)):
-            reward = row.paid(step) if token_level else row.reward
-            if step == steps - 1:
-                reward += carried + row.later + moved.get(row.key, 0.0)
-            delta = reward + settings.gamma * next_value - values[step]
-            next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
-            advantages[step], next_value = next_advantage, values[step]
-        # Paid out at this turn's last step.
-        carried = 0.0
-        returns = [a + v for a, v in zip(advantages, values, strict=True)]
-        # One step per turn: all of its tokens carry the same advantage, so that they enter the loss alike.
-        if settings.level == "action":
-            advantages, returns = advantages * tokens, returns * tokens
-        row.fill(advantages, returns)
+            # Only the last step of a truncated episode lacks a future; earlier ones have a successor.
+            next_value, cut_off = mean([own[-1] for own in values.values()]), False
+        advantages = []
+        for row in members:
+            others = [carried, *(amount for key, amount in earned.items() if key != row.key)]
+            late = total([row.later, moved.get(row.key, 0.0), *others])
+            own = _walk_turn(row, values.get(row.key, []), settings, late, next_value, next_advantage)
+            advantages += own[:1]
+        # Paid out at these turns' last tokens.
+        next_value, next_advantage, carried = first, mean(advantages), 0.0
+
+
+def _walk_turn(
+    row: Row, values: list[float], settings: Gae, late: float, next_value: float, next_advantage: float
+) -> list[float]:
+    """Fill one turn, `late` being paid at its last step; the advantages of its steps."""
+    advantages = [0.0] * len(values)
+    for step in reversed(range(len(values))):
+        reward = row.paid(step) if settings.level == "token" else row.reward
+        delta = reward + (late if step == len(values) - 1 else 0.0) + settings.gamma * next_value - values[step]
+        next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
+        advantages[step], next_value = next_advantage, values[step]
+    returns = [a + v for a, v in zip(advantages, values, strict=True)]
+    # One step per turn: all of its tokens carry the same advantage, so that they enter the loss alike.
+    tokens = len(row.turn.action_ids) if settings.level == "action" else 1
+    row.fill(advantages * tokens, returns * tokens)
+    return advantages
 
 
 def _pay_empty_turns(rows: Sequence[Row], *, pay: bool) -> dict[tuple[int, int], float]:

@@ -260,9 +260,7 @@ def _late(rows: Sequence[Row]) -> list[tuple[Row, int, float]]:
 def moved_pay(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
     """Numbers to add to the rewards of turns, by their key, so that a chain of the team's turns is paid in time.
 
-    The environment's pay for a step follows from all turns spoken in it, so its last turn is paid it, and late pay goes
-    to the last turn of the step that it came with. Empty where every step has one turn and nothing came late. A step
-    of several turns in which one has an unknown pay leaves the loss.
+    Late pay goes to a turn of the step that it came with.
     """
     last = {row.step: row for row in rows}
     last |= {row.step: row for row in rows if row.turn.action_ids}
@@ -270,17 +268,6 @@ def moved_pay(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
     for row, step, amount in _late(rows):
         moved.setdefault(row.key, []).append(-amount)
         moved.setdefault(last[step].key, []).append(amount)
-    for row in rows:
-        if row is last[row.step]:
-            continue
-        if not math.isfinite(row.own_reward):
-            for other in rows:
-                if other.step == row.step:
-                    other.drop("nonfinite")
-            continue
-        amount = total([row.own_reward, *(-late for _, late in row.late)])
-        moved.setdefault(row.key, []).append(-amount)
-        moved.setdefault(last[row.step].key, []).append(amount)
     return {key: total(amounts) for key, amounts in moved.items() if any(amounts)}
 
 

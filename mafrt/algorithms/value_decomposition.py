@@ -29,6 +29,7 @@ from its Q_tot.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -96,13 +97,19 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
     for rows in trajectories:
         moved = moved_pay(rows)
         beyond = _residuals(rows, settings, joint, moved)
+        # What a step pays follows from all its turns, and the mixer adds up what they were paid.
+        paid: dict[int, list[float]] = {}
+        for row in rows:
+            if row.dropped is None:
+                paid.setdefault(row.step, []).extend([row.reward, moved.get(row.key, 0.0)])
+        speakers = Counter(row.step for row in rows if row.dropped is None and row.turn.action_ids)
         spoken: dict[str, int] = {}
         for row in rows:
             time = spoken[row.turn.agent] = spoken.get(row.turn.agent, 0) + 1
             tokens = len(row.turn.action_ids)
             if row.dropped is not None:
                 continue
-            row.fill([0.0] * tokens, [row.reward + moved.get(row.key, 0.0)] * tokens)
+            row.fill([0.0] * tokens, [total(paid[row.step]) / max(speakers[row.step], 1)] * tokens)
             if tokens:
                 pair = row, settings.residual_weight * beyond[row.turn.env_step]
                 groups.setdefault((row.group, row.turn.agent, time), []).append(pair)

@@ -80,6 +80,38 @@ def test_order_of_the_episodes_changes_not_one_bit(batch, seed, how):
         assert filled(episodes) == filled(shuffled), rule
 
 
+@pytest.mark.parametrize("rule", [*DISTINCT, "ppo", "mappo", "happo"])
+@pytest.mark.parametrize("how", [{}, {"gamma": 0.5}, {"truncated": True}])
+def test_order_of_those_who_speak_at_the_same_time_changes_no_credit(rule, how):
+    """Turns of one to three tokens or none, pay by turn and at the end, unequal values."""
+    own = {name: value for name, value in how.items() if name in ALGORITHMS[rule].settings()}
+    for seed in range(4):
+        rng = random.Random(seed)
+        first = []
+        for number in range(6):
+            turns = []
+            for step in range(3):
+                for agent in [name for name in "abc" if rng.random() < 0.8] or ["a"]:
+                    tokens = 0 if rng.random() < 0.1 else rng.randint(1, 3)
+                    rows = {"values": [rng.random() for _ in range(tokens)], "ref_logprobs": [-0.7] * tokens}
+                    turn = Turn(agent, [step], [1] * tokens, [-0.5] * tokens, "eos", "x", len(turns), step, 0, **rows)
+                    turn.reward = rng.choice([0.0, 0.25, 1.0, -0.5])
+                    turns.append(turn)
+            episode = Episode(str(number), "pq"[number % 2], turns, rng.choice([0.0, 1.0]))
+            episode.truncated = "truncated" in how
+            first.append(episode)
+        second = copy.deepcopy(first)
+        for episode in second:
+            episode.turns.sort(key=lambda turn: (turn.env_step, -ord(turn.agent)))
+            for place, turn in enumerate(episode.turns):
+                turn.turn = place
+        found = []
+        for episodes in (first, second):
+            assign(episodes, rule, **own)
+            found.append({(e.id, t.env_step, t.agent): t.advantages for e in episodes for t in e.turns})
+        assert found[1] == {place: pytest.approx(advantages, abs=1e-12) for place, advantages in found[0].items()}
+
+
 @given(batch=batches(SOMETIMES_SICK, VERDICTS))
 @settings(max_examples=20, deadline=None)
 def test_nothing_that_is_not_finite_comes_out(batch):
