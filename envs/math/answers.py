@@ -384,7 +384,8 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
 
 def _excluded(answer: str) -> tuple[str, str] | None:
     """The name and the values of `x \\ne 2, 3`, `2 \\ne x`, or `x \\ne 2, x \\ne 3`; None for anything else."""
-    names, values = set(), []
+    names: set[str] = set()
+    values: list[str] = []
     for part in _split(re.sub(r"\\ne(?![A-Za-z])", "\u2260", answer)):
         left, *right = part.split("\u2260")
         if len(right) > 1 or not (right or values):

@@ -76,7 +76,7 @@ class Verifier:
         self.worker.close()
 
     def verify(self, text: str, reference: str, *, last_number: bool = False, problem: str = "") -> bool:
-        """Whether a text gives the reference answer. Where `problem` asks for a percentage, 25% meets a plain 25."""
+        """As the function `verify`."""
         given = extract_answer(text, last_number=last_number)
         with self._lock:
             self.stats.asked += 1

@@ -131,16 +131,17 @@ def step_values(row: Row, level: str) -> list[float]:
     return values
 
 
+_END: tuple[float | None, float, float] = 0.0, 0.0, 0.0
+"""value, advantage and carried reward behind an episode, where nothing follows"""
+
+
 def _walk(chain: list[list[Row]], settings: Gae, moved: Mapping[tuple[int, int], float], *, cut_off: bool) -> None:
     """GAE backwards over one chain. `next_value` is None where the successor's value is unknown.
 
-    `moved` is added to the rewards of turns, at their last step (`moved_pay`).
-
-    With `cut_off` (truncated episode) the critic's last value replaces the missing future.
+    `moved` is added to the rewards of turns, at their last step (`moved_pay`). With `cut_off` (truncated episode) the
+    critic's last value replaces the missing future.
     """
-    # Nothing follows the end of an episode, so its value is 0.
-    next_value: float | None = 0.0
-    next_advantage = carried = 0.0
+    next_value, next_advantage, carried = _END
     for members in reversed(chain):
         spoken = [row for row in members if row.turn.action_ids]
         gone = next((row.dropped for row in members if row.dropped), None)
@@ -158,21 +159,19 @@ def _walk(chain: list[list[Row]], settings: Gae, moved: Mapping[tuple[int, int],
         first = mean([own[0] for own in values.values()])
         if gone or next_value is None or not all(math.isfinite(value) for own in values.values() for value in own):
             # The chain is cut here: the predecessor bootstraps from this value, as an invented reward would be learnt.
-            cut_off = False
             for row in members:
                 row.drop("nonfinite")
             next_value, next_advantage, carried = (first if math.isfinite(first) else None), 0.0, 0.0
+            cut_off = False
             continue
-        if cut_off:
-            # Only the last step of a truncated episode lacks a future; earlier ones have a successor.
+        if cut_off:  # only the last step of a truncated episode lacks a future
             next_value, cut_off = mean([own[-1] for own in values.values()]), False
-        advantages = []
+        advantages: list[float] = []
         for row in members:
-            others = [carried, *(amount for key, amount in earned.items() if key != row.key)]
-            late = total([row.later, moved.get(row.key, 0.0), *others])
+            others = (amount for key, amount in earned.items() if key != row.key)
+            late = total([row.later, moved.get(row.key, 0.0), carried, *others])
             own = _walk_turn(row, values.get(row.key, []), settings, late, next_value, next_advantage)
             advantages += own[:1]
-        # Paid out at these turns' last tokens.
         next_value, next_advantage, carried = first, mean(advantages), 0.0
 
 

@@ -36,11 +36,7 @@ def source_of(error: KeyboardInterrupt) -> tuple[str, int]:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """In a command, raise `EndedError` where SIGTERM or SIGHUP comes outside a `StopRequest`.
-
-    Python would end at once, without a word and with files and processes left behind. A handler that is there, and
-    SIGHUP under `nohup`, is left alone. Schedulers send several, so that those of the next second change nothing.
-    """
+    """Raise `EndedError` where SIGTERM or SIGHUP comes outside a `StopRequest` and has no handler; once a second."""
     last = -1.0
 
     def end(number: int, _: FrameType | None) -> None:

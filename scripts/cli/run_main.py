@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NoReturn, TextIO
 
 from mafrt.config import permission
@@ -27,11 +28,8 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
 
     One of several processes ends here and does not return: see `_leave`.
     """
-    if argv is None:  # else a program has called it, and goes on
-        StopRequest.ends = True
-        with ending():
-            code = _run(main, argv)
-    else:
+    StopRequest.ends = StopRequest.ends or argv is None  # else a program has called it, and goes on
+    with ending() if argv is None else nullcontext():
         code = _run(main, argv)
     if joined():
         _leave(code)
