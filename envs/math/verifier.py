@@ -90,8 +90,10 @@ class Verifier:
             if len(reference) > MAX_ANSWER_CHARS:  # which no shorter answer meets
                 self.stats.too_long += 1
                 return False
-            given, reference = without_labels(tidy(given), tidy(reference))
-            if plain_number(reference) is not None and asks_for_percent(problem):
+            given, reference = tidy(given), tidy(reference)
+            if plain_number(given) is None or plain_number(reference) is None:
+                given, reference = without_labels(given, reference)
+            if "%" in given and plain_number(reference) is not None and asks_for_percent(problem):
                 given = given.removesuffix("%").removesuffix("\\")
             plain = (given, reference) if given == reference else same_bases(given, reference)
             verdict = False if plain is None else quick_verdict(*plain)
