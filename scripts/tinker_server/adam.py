@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 from torch.optim.adamw import adamw as _adamw
 
 from mafrt.models.tensors import floats
@@ -34,9 +33,8 @@ class Moments:
 
 @torch.no_grad()
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """`[P]`: a copy of the numbers of two tensors or more, one after the other."""
-    row: Tensor = _flatten_dense_tensors(list(tensors))
-    return row
+    """`[P]`: a copy of their numbers, one tensor after the other."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 @torch.no_grad()
