@@ -135,14 +135,14 @@ def prepare_program(settings: Settings) -> PreparedRun:
     }
     given = {name: value for name, value in given.items() if value is not None}
 
-    def build(tasks: str | None, **more: Any) -> Env:
-        return make_env("program", **{**given, **more}, **({} if tasks is None else {"tasks": tasks}))
+    def build(tasks: str | None) -> Env:
+        return make_env("program", **given, **({} if tasks is None else {"tasks": tasks}))
 
     env = build(settings["tasks_path"])
-    # Its agents are found once, where no team names them.
-    eval_env = (
-        None if settings["eval_tasks_path"] is None else build(settings["eval_tasks_path"], agents=list(env.agents))
-    )
+    # Its agents are found once, where no team names them, and recorded: a resumed run has the team that it began with.
+    given.setdefault("agents", list(env.agents))
+    env = env if team is not None else build(settings["tasks_path"])
+    eval_env = None if settings["eval_tasks_path"] is None else build(settings["eval_tasks_path"])
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", (settings["program"] or "program").rpartition(":")[2])
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, ())
 

@@ -34,6 +34,7 @@ from mafrt.rollout.player import Player, Start
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts import train
 from mafrt.storage.load_path import resolve
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
@@ -353,6 +354,20 @@ def test_a_program_trains_and_a_resumed_run_is_the_same(tmp_path):
     )
     trainer(tmp_path / "part", tmp_path / "whole" / "checkpoints" / "step_000010", iterations=12, lr=5e-2).run()
     assert (tmp_path / "part" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_without_a_team_file_goes_on_as_it_advises(tmp_path, named):
+    """Its agents are those of the module, or those that the first episodes call: the record holds them either way."""
+    source = Path(__file__).parents[1].joinpath("programs.py").read_text()
+    (tmp_path / "mine.py").write_text(source if named else source.replace("AGENTS = ", "NOBODY = "))
+    words = ["--program", f"{tmp_path / 'mine.py'}:two_calls", "--model_name_or_path", "teaching-base"]
+    sizes = ["--n_rollout_threads", "2", "--n_samples", "2", "--max_new_tokens", "4", "--eval_episodes", "0"]
+    run = tmp_path / "run"
+    assert train.main([*words, *sizes, "--iterations", "1", "--run_dir", str(run)]) == 0
+    assert train.main(["--load_path", str(run), "--iterations", "2"]) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_program_that_rewrites_its_history_gets_the_training_rows_of_each_call():
