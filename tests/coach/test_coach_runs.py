@@ -383,6 +383,7 @@ def test_what_judging_took_is_counted_over_the_whole_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_reason_is_shown_to_whoever_acts_next_and_all_episodes_are_judged_at_once(tmp_path):
     coach = Told(lambda case: Scored(4.0, f"reason for {case.agent}") if case.said else Unscored("nothing said"))
     runner = make(Binary(), coach=coach, run_dir=tmp_path / "run", iterations=1, coach_feedback=True)

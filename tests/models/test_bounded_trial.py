@@ -34,6 +34,7 @@ HANGS = {
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", HANGS)
 def test_one_that_hangs_for_one_kind_of_chat_is_refused(kind, monkeypatch):
     monkeypatch.setattr(bounded_trial, "TRIAL_CPU_S", 1)

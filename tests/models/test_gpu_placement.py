@@ -427,6 +427,7 @@ def test_no_machine_waits_for_a_driver_that_hangs(smi, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "olmo2", "glm4"])
 def test_a_family_that_is_tried_takes_the_same_way_as_on_a_cpu(kind):
     def way(device):

@@ -195,6 +195,7 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog):
     for name in ("flex_attention", "paged|sdpa", "nonsense"):
         with pytest.raises(

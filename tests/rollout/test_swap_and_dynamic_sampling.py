@@ -132,6 +132,7 @@ def test_groups_are_replaced_by_the_next_tasks_until_the_limit():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_dynamic_sampling_resumes_exactly(tmp_path):
     # Short answers of a random base are mostly without a digit, so groups of two are mostly flat.
     settings = {"algorithm": "dapo", "n_samples": 2, "max_new_tokens": 2, "iterations": 4, "dynamic_sampling_rounds": 2}

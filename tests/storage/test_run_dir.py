@@ -77,6 +77,7 @@ def test_a_resumed_run_has_the_same_lines(tmp_path, whole, die_at):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
     """A real process, killed at random instants until it gets through."""
     path = tmp_path / "killed"
