@@ -125,7 +125,7 @@ _WORD_NUMBER = re.compile(r"(?:\\(?:text|mathrm|textbf|mbox)\s*\{)?\s*([A-Za-z]+
 
 
 def _number_in_words(answer: str) -> str | None:
-    """`seven` as 7, `two hundred and five` as 205, `two-thirds` as a fraction; None for anything but a whole number."""
+    """`seven` as 7, `two hundred and five` as 205, `two-thirds` as a fraction; None for anything else."""
     match = _WORD_NUMBER.fullmatch(answer)
     if match is None:
         return None
@@ -139,17 +139,17 @@ def _number_in_words(answer: str) -> str | None:
             return f"{sign}\\frac{{{_ONES.index(names[0])}}}{{{_PARTS.index(part) + 2}}}"
     total, current, room = 0, 0, 0  # room: below what the next word of the part must be
     for place, name in enumerate(names):
-        after = names[place - 1] if place else ""
+        previous = names[place - 1] if place else ""
         if name in _SMALL and (
-            not place or after in ("hundred", "and", *_MULTIPLIERS) or (after in _TENS and 0 < _SMALL[name] < 10)
+            not place or previous in ("hundred", "and", *_MULTIPLIERS) or (previous in _TENS and 0 < _SMALL[name] < 10)
         ):
             current += _SMALL[name]
-        elif name == "hundred" and after in _ONES[1:]:
+        elif name == "hundred" and previous in _ONES[1:]:
             current *= 100
         elif name in _MULTIPLIERS and name != "hundred" and current and (room == 0 or _MULTIPLIERS[name] < room):
             room = _MULTIPLIERS[name]
             total, current = total + current * 10**room, 0
-        elif not (name == "and" and after in ("hundred", *_MULTIPLIERS) and place + 1 < len(names)):
+        elif not (name == "and" and previous in ("hundred", *_MULTIPLIERS) and place + 1 < len(names)):
             return None
     return f"{sign}{total + current}" if names else None
 
