@@ -133,6 +133,7 @@ def test_rows_add_their_own_adapters_part_to_a_product(case):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @settings(max_examples=25, deadline=None)
 @given(case=cases, how=st.sampled_from(["this processor", "AVX2"]))
 def test_the_part_alone_and_its_gradients(case, how):

@@ -81,6 +81,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_every_server_is_looked_at(apps):
     assert openers() == {*apps, *ELSEWHERE}
 

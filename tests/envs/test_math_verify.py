@@ -530,6 +530,7 @@ def test_a_forked_process_gets_its_own_worker(verifier):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_worker_ends_with_the_program_however_it_ends():
     program = (
         "import os, sys, time; from mafrt.envs.math import verify; from mafrt.envs.math import verifier as v\n"

@@ -94,6 +94,7 @@ def test_an_export_loads_in_peft_and_says_everything(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_merged_models_compute_as_their_adapters(run, tmp_path):
     target = tmp_path / "team"
     assert export.main([str(run), "--output", str(target), "--merged"]) == 0
