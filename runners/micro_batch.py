@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mafrt.config.train_config import TrainConfig
+from mafrt.core.machine_memory import free_memory
 from mafrt.models.memory_estimate import MemoryInputs, fitting_micro_batch, shape_of
 
 if TYPE_CHECKING:
@@ -17,21 +16,12 @@ if TYPE_CHECKING:
 
 
 def free_bytes(device: torch.device) -> float | None:
-    """Free memory of a device in bytes: of the GPU, or of the machine; None where it cannot be known."""
+    """Free memory of a device in bytes: of the GPU, or of the machine or container; None where it cannot be known."""
     if device.type == "cuda":
         import torch
 
         return float(torch.cuda.mem_get_info(device)[0])
     return free_memory() if device.type == "cpu" else None
-
-
-def free_memory() -> float | None:
-    """Free memory of the machine in bytes; None where it cannot be known."""
-    try:
-        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-    except OSError:
-        return None
-    return float(available[1]) * 1024 if available else None
 
 
 def micro_batch_tokens(base: Bases, config: TrainConfig, free: float | None) -> int:

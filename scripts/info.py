@@ -17,10 +17,10 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.extras import extras, install, package_name
 from mafrt.core.gpus import unusable_gpu
+from mafrt.core.machine_memory import free_memory
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
 from mafrt.models.memory_estimate import MemoryInputs, fitting_micro_batch, footprint, model_shape, table
-from mafrt.runners.micro_batch import free_memory
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.team_table import team_table

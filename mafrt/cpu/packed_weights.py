@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mafrt.core.machine_memory import memory_bytes
 from mafrt.cpu.onednn import can_pack, pack
 from mafrt.cpu.panels import Panels
-from mafrt.models.memory_estimate import PACKED_ALONE, PACKED_SHARE, memory_bytes
+from mafrt.models.memory_estimate import PACKED_ALONE, PACKED_SHARE
 
 
 class PackedWeights:

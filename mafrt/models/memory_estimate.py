@@ -14,7 +14,6 @@ Standard library only: `mafrt info --memory` answers without torch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.config.schema import check_choice
 from mafrt.core.errors import ConfigError
+from mafrt.core.machine_memory import memory_bytes
 from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import error_line, shortened
 from mafrt.models.checkpoint_class import DEPTHS, WIDTHS, refuse_other_tasks, refuse_quantised
@@ -254,11 +254,6 @@ def packed(base: float, use: MemoryInputs) -> float:
     share = PACKED_ALONE if use.processes == 1 else PACKED_SHARE
     copies = 2 if use.kernels == "c" else 1
     return base * copies if base <= share * memory_bytes() else 0.0
-
-
-def memory_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:

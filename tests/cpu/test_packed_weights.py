@@ -10,6 +10,7 @@ from helpers_models import ALL, add_random_adapter, random_ids, tiny_base
 from torch import nn
 from torch.nn import functional
 
+from mafrt.core.machine_memory import memory_bytes
 from mafrt.core.types import Request, SamplingParams
 from mafrt.cpu import onednn
 from mafrt.cpu.library import library
@@ -72,7 +73,7 @@ def test_the_larger_a_model_is_for_the_memory_the_fewer_copies_it_has():
 
 
 def test_the_estimate_of_a_runs_memory_counts_these_copies():
-    memory = memory_estimate.memory_bytes()
+    memory = memory_bytes()
 
     def copies(share: float, **settings: Any) -> float:
         base = share * memory
