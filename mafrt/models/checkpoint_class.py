@@ -121,6 +121,7 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
             )
         own_code = None
     if own_code or not kind:
+        _refuse_bits(name, config, bits)
         return
     if kind not in CONFIG_MAPPING_NAMES:
         if code:
@@ -143,6 +144,11 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
         )
     if auto_class(config) is None:
         raise ModelError(f"the model {name!r} is {what}, which does not write text; {WANTED}")
+    _refuse_bits(name, config, bits)
+
+
+def _refuse_bits(name: str, config: dict[str, Any], bits: int | None) -> None:
+    """Raise ModelError for weights that are quantised already, unless they can be loaded as they are or turned back."""
     quantised = quantised_by(config)
     if not quantised or (quantised in OWN_FORMATS and bits in (None, _own_bits(config))):
         return
@@ -177,7 +183,7 @@ def refuse_quantised(name: str, config: dict[str, Any]) -> None:
 def quantised_by(config: dict[str, Any]) -> str | None:
     """The method by which a checkpoint's weights are quantised; None: they are not."""
     for part in (config, config.get("text_config")):
-        for field in ("quantization_config", "quantization"):  # MLX writes the second
+        for field in ("quantization_config", "compression_config", "quantization"):  # MLX writes the last
             if isinstance(part, dict) and isinstance(own := part.get(field), dict):
                 return str(own.get("quant_method") or "no method named")
     return None

@@ -123,21 +123,22 @@ def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[
             f"config.json ({counted(len(other), 'tensors')} in all); take another copy, and of a quantised model the "
             "checkpoint in bfloat16"
         )
-    if lacking := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"the model {name_or_path!r} is incomplete: found no {lacking[0]} "
-            f"({counted(len(lacking), 'tensors')} in all), expected all weights of a causal language model; take "
-            "another copy, or a model with a language head"
-        )
     buffers = {path for path, _ in model.named_buffers()}
     layers = {path for path, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)}
+    layers |= {path for path, _ in model.named_parameters()}  # `q_proj.weight._data`
     extra = sorted(key for key in info["unexpected_keys"] if key not in buffers)
     # A layer that is here has been saved in another form: its weights alone do not compute what they did.
     if of_layers := [key for key in extra if key.rpartition(".")[0] in layers]:
         raise ModelError(
             f"the model {name_or_path!r} has {of_layers[0]}, which that layer does not take "
             f"({counted(len(of_layers), 'tensors')} in all), as of a quantised model whose config.json does not say "
-            "so; take the checkpoint in bfloat16"
+            "how to read it; take the checkpoint in bfloat16"
+        )
+    if lacking := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"the model {name_or_path!r} is incomplete: found no {lacking[0]} "
+            f"({counted(len(lacking), 'tensors')} in all), expected all weights of a causal language model; take "
+            "another copy, or a model with a language head"
         )
     if extra:
         log.warning(

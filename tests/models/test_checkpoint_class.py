@@ -62,6 +62,7 @@ def folder_of(tmp_path, config):
         (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, ("hqq", "gradient")),
         (LLAMA | {"quantization_config": {"bits": 4}}, ("no method named", "gradient")),
         (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, ("no method named", "gradient")),  # MLX
+        (LLAMA | {"compression_config": {"quant_method": "compressed-tensors"}}, ("compressed-tensors", "gradient")),
         ({"model_type": "qwen3_vl", "text_config": GPTQ}, ("gptq", "gradient")),
         ({"model_type": "chatglm", "auto_map": {"AutoModel": "m.M"}}, ("code of its own", "AutoModelForCausalLM")),
         (LLAMA | {"model_type": 5}, ("model_type", "5", "a name")),
@@ -128,6 +129,9 @@ LAYER = "model.layers.0.mlp.up_proj"
     (lambda own: own | {f"{LAYER}.bias": torch.ones(64)}, (f"{LAYER}.bias",)),
     (lambda own: own | {f"{LAYER}.weight": own[f"{LAYER}.weight"][:, ::2].contiguous()},
      (f"{LAYER}.weight", "[64, 16]", "[64, 32]")),
+    *((lambda own, part=part: {key: each for key, each in own.items() if key != f"{LAYER}.weight"} | {
+        f"{LAYER}.{part}": torch.ones(4, 64, dtype=torch.int32)}, (f"{LAYER}.{part}", "quantised", "bfloat16"))
+      for part in ("qweight", "weight_packed", "W_q", "weight._data")),  # no weight of that name is left
 ])  # fmt: skip
 def test_layers_saved_in_another_form_are_refused_by_name(change, words, tmp_path):
     with pytest.raises(ModelError) as caught:
@@ -147,6 +151,13 @@ def test_parts_that_the_model_does_not_have_are_named(tmp_path, caplog):
 def test_no_memory_is_estimated_of_what_cannot_be_trained(config, word, tmp_path):
     with pytest.raises(ModelError, match=word):
         model_shape(folder_of(tmp_path, config))
+
+
+@pytest.mark.parametrize("kind", ["llama", "ours"])
+def test_code_of_its_own_trains_through_quantised_weights_no_more_than_ours(kind, tmp_path):
+    folder = folder_of(tmp_path, {**LLAMA, **GPTQ, "model_type": kind, "auto_map": {"AutoModelForCausalLM": "m.M"}})
+    with pytest.raises(ModelError, match=r"quantised \(gptq\).*gradient"):
+        SharedBase.load(folder, device="cpu", trust_remote_code=True)
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "gptq"])
