@@ -521,8 +521,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
             if not fits(value):
                 raise ValueError(f"{name}={shortened(repr(value))}, which must be {expected}")
     except KeyError as error:
+        kind = config.get("peft_type", "LORA")
+        found = f"no {error}" if kind == "LORA" else f"peft_type={shortened(repr(kind))}"
         raise CheckpointError(
-            f"{folder / CONFIG}: found no {error}, expected the configuration of a PEFT LoRA adapter; "
+            f"{folder / CONFIG}: found {found}, expected the configuration of a PEFT LoRA adapter; "
             "check that the folder holds one"
         ) from None
     except (ValueError, TypeError) as error:

@@ -167,6 +167,16 @@ def test_a_setting_that_is_not_computed_here_is_refused_where_it_is_set(plain, t
 OTHER_TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "causal_lm", 7, ["x"])
 
 
+@pytest.mark.parametrize("kind", ["IA3", "LOHA", "VERA", "OFT", "PREFIX_TUNING", "PROMPT_TUNING", "LN_TUNING", "BOFT", 5])
+def test_an_adapter_of_another_kind_is_named(plain, tmp_path, kind):
+    """None of them has a `lora_alpha`, and some no rank."""
+    folder = shutil.copytree(plain, tmp_path / "other")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "task_type": "CAUSAL_LM", "r": 8}))
+    with pytest.raises(CheckpointError, match=rf"peft_type='?{kind}'?, expected .*LoRA") as caught:
+        tiny_base().load_adapter("a", folder)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("task", OTHER_TASKS, ids=str)
 def test_an_adapter_of_another_task_is_refused(plain, tmp_path, task):
     shutil.copytree(plain, tmp_path / "first")
