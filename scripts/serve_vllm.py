@@ -132,13 +132,14 @@ def serve(argv: Sequence[str]) -> int:
 
 def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[dict[str, str]]]:
     """The words that start a server, but for its port, and the environment variables of each."""
+    from mafrt.models.cache_rows import keeps_states
     from mafrt.models.pretrained import check_base
 
     team = load_team(settings)
     default = LoraSpec(rank=asked.lora_rank, alpha=2.0 * asked.lora_rank)
     ranks = [asked.lora_rank] if team is None else [team.lora_for(name, default).rank for name in team.adapters]
     adapters = asked.max_loras or (1 if team is None else len(team.adapters)) + 1
-    check_base(asked.model_name_or_path, trust_remote_code=asked.trust_remote_code)
+    _, config, _ = check_base(asked.model_name_or_path, trust_remote_code=asked.trust_remote_code)
     gpu = asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
     share = asked.gpu_memory_utilization or (0.9 if gpu else 0.1)
     words = [asked.python or sys.executable, "-m", MODULE]
@@ -159,8 +160,10 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     if not gpu:
         from mafrt.engines.vllm.in_process import ON_CPU
 
-        # vLLM 0.32 on a CPU dies of a prompt cut into chunks, and compiling does not pay.
+        # vLLM 0.32 on a CPU dies of a prompt cut into chunks, and compiling does not pay. Without such chunks it keeps
+        # no states of recurrences for prompts that begin alike.
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        words += ["--no-enable-prefix-caching"] if keeps_states(config) else []
         environment |= ON_CPU
     environment = {name: os.environ.get(name, value) for name, value in environment.items()}
     return words, [environment | (_gpus_of(number, asked) if gpu else {}) for number in range(asked.servers)]

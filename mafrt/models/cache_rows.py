@@ -91,6 +91,11 @@ def new_cache(config: Any) -> Any:
     return cache
 
 
+def keeps_states(config: Any) -> bool:
+    """Whether a model has recurrences or convolutions, by the cache that transformers makes for its configuration."""
+    return any(isinstance(layer, LinearAttentionLayer) for layer in DynamicCache(config=config).layers)
+
+
 def side_by_side(caches: Sequence[Any], lengths: Sequence[int]) -> Any:
     """One cache with the rows of all.
 

@@ -14,10 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_families import tiny
+from helpers_models import tiny_tokenizer
 from helpers_warm import WarmProcess, start_python
 
-from mafrt.core.errors import EngineDownError
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import EngineDownError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
+from mafrt.engines.vllm import in_process
+from mafrt.models.shared_base import SharedBase
 from mafrt.scripts import serve_vllm
 from mafrt.scripts.serve_vllm import COMMAND, Server, VllmSettings
 
@@ -242,6 +247,34 @@ def test_a_base_that_no_trainer_could_load_is_told_before_a_server_is_started(tm
     assert serve_vllm.main(words) == 2
     said = capfd.readouterr().err
     assert str(tmp_path / "base") in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kept"), [("lfm2", False), ("llama", True)])
+def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike(family, kept, tmp_path, monkeypatch):
+    """vLLM 0.32 keeps them for prompts in chunks alone, which it cannot do there, and refuses to start."""
+    tiny(family).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    where = ["--model_name_or_path", str(tmp_path)]
+    words, _ = serve_vllm.command(VllmSettings(device="cpu", model_name_or_path=where[1]), COMMAND.read(where))
+    assert ("--no-enable-prefix-caching" in words) is not kept
+    asked = []
+
+    def start(settings, name):
+        asked.append(settings)
+        raise ModelError("no vLLM here")
+
+    monkeypatch.setattr(in_process, "check_engine", lambda *_: None)
+    monkeypatch.setattr(in_process, "_start", start)
+    with pytest.raises(ModelError, match="no vLLM here"):
+        in_process.VllmEngine(SharedBase.load(where[1], device="cpu"), EngineConfig(engine="vllm"))
+    assert asked[0]["enable_prefix_caching"] is kept and not asked[0]["enable_chunked_prefill"]
+
+
+def test_an_address_of_pydantic_is_no_reason():
+    error = ValueError("1 validation error for VllmConfig\n  Assertion failed, no\n    For further information visit "
+                       "https://errors.pydantic.dev/2/v/x")  # fmt: skip
+    assert in_process._last_line(error) == "Assertion failed, no"
 
 
 def test_code_of_a_base_is_run_where_a_flag_says_so():

@@ -167,7 +167,9 @@ def test_a_setting_that_is_not_computed_here_is_refused_where_it_is_set(plain, t
 OTHER_TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION", "causal_lm", 7, ["x"])
 
 
-@pytest.mark.parametrize("kind", ["IA3", "LOHA", "VERA", "OFT", "PREFIX_TUNING", "PROMPT_TUNING", "LN_TUNING", "BOFT", 5])
+@pytest.mark.parametrize(
+    "kind", ["IA3", "LOHA", "VERA", "OFT", "PREFIX_TUNING", "PROMPT_TUNING", "LN_TUNING", "BOFT", 5]
+)
 def test_an_adapter_of_another_kind_is_named(plain, tmp_path, kind):
     """None of them has a `lora_alpha`, and some no rank."""
     folder = shutil.copytree(plain, tmp_path / "other")

@@ -32,6 +32,7 @@ from mafrt.engines.requests import check_requests, completion, sampling_words
 from mafrt.engines.vllm.adapter_sync import AdapterVersion, Handover
 from mafrt.engines.vllm.gpu_layout import SHARE, visible
 from mafrt.engines.vllm.watchdog import POLL_S, alive, birth, children, descendants, dismiss, watch, watch_what_starts
+from mafrt.models.cache_rows import keeps_states
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -83,10 +84,11 @@ class VllmEngine:
             "gpu_memory_utilization": config.gpu_memory_utilization or (SHARE if gpu else 0.1),
             "tensor_parallel_size": config.tensor_parallel_size,
             "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
             "enforce_eager": not gpu,  # compiling pays on a GPU only
-            # vLLM 0.32 on a CPU dies of a prompt cut into chunks whose request has a seed of its own.
+            # vLLM 0.32 on a CPU dies of a prompt cut into chunks whose request has a seed of its own; and without such
+            # chunks it keeps no states of recurrences for prompts that begin alike.
             "enable_chunked_prefill": gpu,
+            "enable_prefix_caching": gpu or not keeps_states(base.model.config),
             "enable_sleep_mode": self._sleeps,
             # Otherwise vLLM mixes in the model's own defaults, such as top_p, and samples from another distribution
             # than the trainer scores.
@@ -258,7 +260,8 @@ def _start(settings: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 def _last_line(error: Exception) -> str:
     said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return said[-1][:300]
+    # pydantic adds an address to what it found.
+    return next((line for line in reversed(said) if "errors.pydantic.dev" not in line), said[-1])[:300]
 
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
