@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import pkgutil
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,11 @@ from typing import Any
 from mafrt.config.schema import check_bool, check_choice, check_number
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import error_line
+from mafrt.core.forked_trial import TRIAL_CPU_S, TRIAL_MIB, in_fork
+from mafrt.core.text import error_line, shortened
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
+from mafrt.environment.registry import check_types
 from mafrt.envs.construction import SPLITS
 
 FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
@@ -83,7 +86,11 @@ class TextArena(Env):
         self.num_tasks = size if split == "train" else held_out_size
         self.max_steps = max_turns
         self._chance = random.Random(0).getstate()
-        self._fresh = self._made(dict(config or {}))
+        settings = dict(config or {})
+        self._check(settings)
+        if settings:
+            self._try(settings, players)
+        self._fresh = self._made(settings)
         """the game before its first reset: its wrappers keep what was seen over a reset, so that each begins anew"""
         count = self._players(players)
         if opponent != "self" and count < 2:
@@ -98,9 +105,10 @@ class TextArena(Env):
             except EnvError as error:
                 raise ConfigError(str(error)) from error
 
-    def _made(self, config: dict[str, Any]) -> Any:
+    def _check(self, config: dict[str, Any]) -> None:
+        """Raise ConfigError for a game that is not there, or a setting of another type than the game names."""
         try:
-            import textarena
+            import textarena  # noqa: F401
             from textarena.envs.registration import ENV_REGISTRY
         except ImportError as error:
             raise MissingExtraError(f"games of TextArena need its package ({error}); {install('textarena')}") from error
@@ -108,9 +116,44 @@ class TextArena(Env):
             near = difflib.get_close_matches(self.name, ENV_REGISTRY, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(ENV_REGISTRY)[:4])} and others."
             raise ConfigError(f"textarena has no game {self.name!r}; {hint}")
+        with self._made_here():
+            factory = pkgutil.resolve_name(ENV_REGISTRY[self.name].entry_point)
         try:
-            with self._own_chance():
-                return textarena.make(self.name, **config)
+            # It compares a text with a number when it is played, and every action would be an agent's loss.
+            check_types(f"textarena:{self.name}", factory.__init__, config)
+        except EnvError as error:
+            raise ConfigError(str(error)) from error
+
+    def _try(self, config: dict[str, Any], players: int | None) -> None:
+        """Begin the game in a fork first: nothing else bounds a board of a billion cells. Raises ConfigError."""
+
+        def begin() -> str:
+            try:
+                self._fresh = self._made(config)
+                self._players(players)
+            except ConfigError as error:
+                return str(error)
+            return ""
+
+        said = in_fork(begin)
+        if not said:
+            raise ConfigError(
+                f"textarena's {self.name} does not begin within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory with "
+                f"config {shortened(str(config))}; make it smaller."
+            )
+        if said[0]:
+            raise ConfigError(said[0])
+
+    def _made(self, config: dict[str, Any]) -> Any:
+        import textarena
+
+        with self._made_here(), self._own_chance():
+            return textarena.make(self.name, **config)
+
+    @contextmanager
+    def _made_here(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             why = f"{type(error).__name__}: {error_line(error)}"
             raise ConfigError(f"textarena's {self.name} cannot be made here ({why}).") from error
@@ -202,6 +245,12 @@ class TextArena(Env):
         try:
             with self._own_chance():
                 over, _ = self.game.step(action=without_tags(action))
+            if over:
+                rewards, about = self.game.close()
+                ours = range(len(self.agents)) if self.seat is None else (self.seat,)
+                self.illegal = any(dict((about or {}).get(seat) or {}).get("invalid_move") for seat in ours)
+                # After an illegal move some games (Countdown, Cryptarithm) pay a text, their reason.
+                self.paid = {name: float((rewards or {}).get(seat, 0.0)) for seat, name in enumerate(self.agents)}
         except (OSError, MemoryError) as error:
             raise EnvError(f"textarena's {self.name} failed: {type(error).__name__}: {error_line(error)}") from error
         except Exception:
@@ -209,11 +258,6 @@ class TextArena(Env):
             self.illegal = self.seat is None or agent == self.agents[self.seat]
             self.paid = {name: -1.0 if name == agent else 0.0 for name in self.agents}
             return True
-        if over:
-            rewards, about = self.game.close()
-            ours = range(len(self.agents)) if self.seat is None else (self.seat,)
-            self.illegal = any(dict((about or {}).get(seat) or {}).get("invalid_move") for seat in ours)
-            self.paid = {name: float((rewards or {}).get(seat, 0.0)) for seat, name in enumerate(self.agents)}
         return bool(over)
 
     def _observe(self) -> dict[str, str]:

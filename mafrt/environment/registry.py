@@ -208,7 +208,7 @@ def _options(factory: Callable[..., Any], parameters: Mapping[str, inspect.Param
     return tuple(get_args(kind)[0].__annotations__) if get_origin(kind) is Unpack else None
 
 
-def _check_types(env_name: str, function: Any, kwargs: Mapping[str, Any]) -> None:
+def check_types(env_name: str, function: Any, kwargs: Mapping[str, Any]) -> None:
     """EnvError for an argument of another type than the one that the function names."""
     try:
         hints = get_type_hints(function)
@@ -270,7 +270,7 @@ def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, 
                 why = unknown("setting", name, known) if known else f"it takes no settings, found {name!r}"
                 raise EnvError(f"environment {env_name}: {why}")
     if str(getattr(target, "__module__", "")).startswith("mafrt."):
-        _check_types(env_name, target, kwargs)
+        check_types(env_name, target, kwargs)
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
             raise EnvError(f"{env_name} needs the setting {name!r}; give it, or give it a default in the constructor")

@@ -12,9 +12,9 @@ from typing import Any
 
 from mafrt.config import permission
 from mafrt.core.errors import ModelError
+from mafrt.core.forked_trial import TRIAL_CPU_S, TRIAL_MIB, in_fork
 from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import shortened
-from mafrt.models.bounded_trial import TRIAL_CPU_S, TRIAL_MIB, in_fork
 
 log = logging.getLogger(__name__)
 

@@ -141,7 +141,11 @@ def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
         ("Tictactoe-v0", {}, "did you mean 'TicTacToe-v0'"),
         ("TicTacToe-v0", {"players": 3}, "does not begin with 3 players"),
         ("TicTacToe-v0", {"config": {"cells": 3}}, "unexpected keyword argument 'cells'"),
-        ("KuhnPoker-v0", {"config": {"max_rounds": "x"}}, "not supported between instances of 'int' and 'str'"),
+        ("KuhnPoker-v0", {"config": {"max_rounds": "x"}}, "max_rounds is 'x'; expected a whole number"),
+        ("Blackjack-v0", {"config": {"num_hands": 2.5}}, "num_hands is 2.5; expected a whole number"),
+        ("FifteenPuzzle-v0", {"config": {"max_turns": "x"}}, "max_turns is 'x'; expected a whole number"),
+        ("Bandit-v0", {"config": {"p_gap": "x"}}, "p_gap is 'x'; expected a number"),
+        ("Nim-v0", {"config": {"piles": 3}}, "piles is 3; expected a list"),
         ("TicTacToe-v0", {"opponent": "best"}, "choose one of self, random"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
         ("Nim-v0", {"opponent": "random"}, "lists no moves in its observations"),
@@ -158,6 +162,35 @@ def test_bad_settings_are_one_sentence(name, settings, words, monkeypatch):
     with pytest.raises((ConfigError, EnvError), match=words) as refused:
         mafrt.make_env(f"textarena:{name}", **settings)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("LightsOut-v0", {"size": 10**9}),
+        ("TowerOfHanoi-v0", {"num_disks": 10**9}),
+        ("ThreeCardMonte-v0", {"steps": 10**12}),
+    ],
+)
+def test_a_huge_game_is_refused_before_it_takes_all_memory_or_time(name, config, monkeypatch):
+    monkeypatch.setattr("mafrt.core.forked_trial.TRIAL_CPU_S", 1)
+    monkeypatch.setattr("mafrt.core.forked_trial.TRIAL_MIB", 256)
+    with pytest.raises(ConfigError, match="does not begin") as refused:
+        mafrt.make_env(f"textarena:{name}", config=config)
+    assert "\n" not in str(refused.value)
+
+
+def test_settings_that_a_game_takes_are_taken():
+    env = mafrt.make_env("textarena:ConnectFour-v0", config={"num_rows": 4, "num_cols": 4})
+    ((_, text),) = env.reset(seed=0)[0].items()
+    assert "columns (0-3)" in text or "0 1 2 3\n" in text, text
+
+
+@pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0"])
+def test_a_game_that_pays_a_text_for_a_second_illegal_move_pays_a_loss(name):
+    _, last = play(mafrt.make_env(f"textarena:{name}"), 0, ["hm", "hm"])
+    assert last.terminated and last.info == {"outcome": 0.0, "measures": {"illegal": 1.0}}
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from mafrt.core import forked_trial
 from mafrt.core.errors import EnvError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.models import bounded_trial
@@ -37,7 +38,7 @@ HANGS = {
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", HANGS)
 def test_one_that_hangs_for_one_kind_of_chat_is_refused(kind, monkeypatch):
-    monkeypatch.setattr(bounded_trial, "TRIAL_CPU_S", 1)
+    monkeypatch.setattr(forked_trial, "TRIAL_CPU_S", 1)
     with pytest.raises(ModelError, match="does not end"):
         bounded_trial.check_tokenizer_ends("base", Template(HANGS[kind]))
 
@@ -85,8 +86,8 @@ TOKENIZERS = {
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_tokenizer_that_does_not_end_is_refused(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_trial, "TRIAL_MIB", 64)
-    monkeypatch.setattr(bounded_trial, "TRIAL_CPU_S", 1)
+    monkeypatch.setattr(forked_trial, "TRIAL_MIB", 64)
+    monkeypatch.setattr(forked_trial, "TRIAL_CPU_S", 1)
     shutil.copytree(TEACHING_BASE, tmp_path / "base")
     file = tmp_path / "base" / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | TOKENIZERS[kind]))

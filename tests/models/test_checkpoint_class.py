@@ -421,7 +421,7 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
     ],
 )
 def test_a_chat_template_that_does_not_end_is_refused(template, monkeypatch):
-    monkeypatch.setattr("mafrt.models.bounded_trial.TRIAL_CPU_S", 1)
+    monkeypatch.setattr("mafrt.core.forked_trial.TRIAL_CPU_S", 1)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match="chat template of the model 'mine' does not end"):
