@@ -21,17 +21,20 @@ import hashlib
 import json
 import math
 import operator
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mafrt.core.bounded_worker import answer_requests, replies
+from mafrt.core.bounded_worker import OutOfTime, answer_requests, replies
 from mafrt.core.extras import install
 
 MEMORY_MIB = 4096
 ANSWER_CPU_S = 5.0
 TASKS_CPU_S = 600
+TASK_CPU_S = 60.0
+"""of one task, with the block of tasks that some data sets prepare with it"""
 LONGEST_EXPRESSION = 4000
 FIRST = {"test": 0, "validation": 10**5, "train": 10**6}
 """Place of a split's first task. A task is made from its place, so that those of `test` are the same for everybody."""
@@ -224,6 +227,21 @@ def _at(task: Mapping[str, Any], place: int) -> tuple[Any, dict[str, Any]]:
     return dataset, dataset[place % BLOCK]
 
 
+@contextlib.contextmanager
+def _one_task(task: Mapping[str, Any]) -> Iterator[None]:
+    """Bound the processor time of a task: some settings make it exponential. Raises Unusable."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, TASK_CPU_S, 1.0)
+        yield
+    except OutOfTime:
+        raise Unusable(
+            f"reasoning-gym's {task['name']} makes no task within {TASK_CPU_S:g} s of a processor with these settings; "
+            "make them smaller."
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def split_of(question: str) -> str:
     """The split that a question belongs to, whatever else is made: three of five train."""
     share = hashlib.sha256(question.encode()).digest()[0] % 5
@@ -247,7 +265,8 @@ def tasks_of(task: Mapping[str, Any], numbers: Mapping[str, int], split: str, sh
             if all(len(each) == most for each in found):
                 break
             continue
-        entry = _at(task, place)[1]
+        with _one_task(task):
+            entry = _at(task, place)[1]
         question = str(entry["question"])
         if split_of(question) == split and (split == "train" or question not in seen):
             seen.add(question)
@@ -285,7 +304,8 @@ def prepare(request: dict[str, Any]) -> dict[str, Any] | None:
     """
     try:
         if "place" in request:
-            _at(request["task"], request["place"])
+            with _one_task(request["task"]):
+                _at(request["task"], request["place"])
             return None
         return {"tasks": tasks_of(request["task"], request["numbers"], request["split"], request["shift"])}
     except Unusable as error:

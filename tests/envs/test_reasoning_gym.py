@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from helpers_extras import need
 
 import mafrt
+from mafrt.core.bounded_worker import OutOfTime
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.envs.reasoning_gym import _worker
 from mafrt.envs.reasoning_gym.env import PROMPT, ReasoningGym, answer_of
@@ -202,6 +205,31 @@ def test_bad_settings_are_one_sentence(name, settings, words):
     with pytest.raises((ConfigError, EnvError), match=words) as refused:
         mafrt.make_env(f"reasoning_gym:{name}", **settings)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"numbers": {"train": 1}, "split": "train", "shift": 0}, {"place": 0}])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("jugs", {"num_jugs": 6, "difficulty": 60}),
+        ("maze", {"min_grid_size": 150, "max_grid_size": 200, "min_dist": 5000, "max_dist": 9000}),
+    ],
+)
+def test_settings_that_make_a_task_exponential_are_told_soon(name, config, asked, monkeypatch):
+    import reasoning_gym  # noqa: F401 - takes longer than a task may here
+
+    def interrupt(signum, frame):  # as the process does
+        raise OutOfTime
+
+    monkeypatch.setattr(_worker, "TASK_CPU_S", 0.2)
+    before = signal.signal(signal.SIGPROF, interrupt)
+    try:
+        said = _worker.prepare({"task": {"name": name, "config": config, "levels": []}, **asked})
+    finally:
+        signal.signal(signal.SIGPROF, before)
+    assert said is not None and "no task within 0.2 s" in said["unusable"]
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
 
 def test_a_workflow_of_several_agents_and_the_rules_of_its_turns():
