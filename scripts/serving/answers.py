@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError, MissingExtraError
@@ -60,8 +61,11 @@ class TeamAnswers:
             call.top_p is not None and not 0 < call.top_p <= 1
         ):
             raise ApiError(400, "'temperature' must be at most 2 and 'top_p' in (0, 1]")
-        if call.schema and not getattr(team.queue.engine, "joins", False):
+        local = bool(call.schema or call.forced) and getattr(team.queue.engine, "joins", False)
+        if call.schema and not local:
             raise ApiError(400, "a JSON schema is not supported by this engine; serve the team with --engine local")
+        if call.forced and local:
+            call = replace(call, schema=call.forced)
         request = team.request(
             call.model,
             call.messages,

@@ -24,6 +24,7 @@ from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.grammar import Grammars
 from mafrt.engines.requests import check_requests
+from mafrt.environment.chat_api.completions import Completions
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.registry import make_env
@@ -251,6 +252,56 @@ def test_the_clients_own_ways_to_ask_for_a_form(served):
         assert Verdict.model_validate_json(reply.content[0].text)
 
 
+MOVES = {
+    "type": "object",
+    "properties": {"to": {"$ref": "#/$defs/square"}, "takes": {"type": "boolean"}},
+    "required": ["to", "takes"],
+    "additionalProperties": False,
+    "$defs": {"square": {"enum": ["a1", "h8", "#/$defs/square"]}},
+}
+SAYS = {"type": "object", "properties": {"n": {"$ref": "#/$defs/square"}}, "required": ["n"],
+        "additionalProperties": False, "$defs": {"square": {"enum": [1, 4]}}}  # fmt: skip
+STRICT = [{"name": "move", "parameters": MOVES, "strict": True}, {"name": "say", "parameters": SAYS, "strict": True}]
+
+
+def fits(name, arguments):
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    if name == "say":
+        return given in ({"n": 1}, {"n": 4})
+    return given.keys() == {"to", "takes"} and given["to"] in MOVES["$defs"]["square"]["enum"]
+
+
+@pytest.mark.slow
+def test_a_strict_tool_that_must_be_called_gets_arguments_of_its_schema(served):
+    """An untrained adapter calls nothing of itself; two schemas have different definitions of one name."""
+    server, _, client = served
+    tools = [{"type": "function", "function": tool} for tool in STRICT]
+    for choice in ("required", {"type": "function", "function": {"name": "say"}}):
+        message = client.chat.completions.create(model="actor", messages=ASK, tools=tools, tool_choice=choice).choices[
+            0
+        ]
+        [call] = message.message.tool_calls
+        assert message.finish_reason == "tool_calls" and fits(call.function.name, call.function.arguments)
+        assert choice == "required" or call.function.name == "say"
+    flat = [{"type": "function", **tool} for tool in STRICT]
+    [item] = client.responses.create(model="actor", input="2+2", tools=flat, tool_choice="required").output
+    assert item.type == "function_call" and fits(item.name, item.arguments)
+    theirs = [{"name": t["name"], "input_schema": t["parameters"], "strict": True} for t in STRICT]
+    with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=60) as llm:
+        asked = {"model": "actor", "max_tokens": 60, "messages": ASK, "tools": theirs, "tool_choice": {"type": "any"}}
+        [block] = llm.messages.create(**asked).content
+        assert block.type == "tool_use" and fits(block.name, block.input)
+
+
+@pytest.mark.parametrize(
+    ("choice", "strict"), [("auto", (True, True)), ("none", (True, True)), ("required", (True, False))]
+)
+def test_nothing_is_forced_where_no_strict_tool_must_be_called(choice, strict):
+    tools = [{"type": "function", "function": {**t, "strict": own}} for t, own in zip(STRICT, strict, strict=True)]
+    body = {"model": "actor", "messages": ASK, "tools": tools, "tool_choice": choice}
+    assert Completions().parse(body).forced == ""
+
+
 def test_what_cannot_be_honoured_is_refused(served):
     server, team, client = served
     wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
@@ -258,6 +309,12 @@ def test_what_cannot_be_honoured_is_refused(served):
         client.chat.completions.create(model="actor", messages=ASK, response_format=wrong)
     assert error.value.status_code == 400
     assert client.chat.completions.create(model="actor", messages=ASK).choices  # the engine goes on
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}, "strict": True},
+    }
+    with pytest.raises(BadRequestError, match="no grammar covers"):
+        client.chat.completions.create(model="actor", messages=ASK, tools=[tool], tool_choice="required")
     form = {"format": {"type": "json_schema", "schema": {"not": {}}}}
     llm = anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0, timeout=60)
     with llm, pytest.raises(anthropic.BadRequestError, match="no grammar covers"):
@@ -272,6 +329,9 @@ def test_what_cannot_be_honoured_is_refused(served):
     try:
         with pytest.raises(BadRequestError, match="--engine local"):
             client.chat.completions.create(**asked)
+        asked = {"model": "actor", "messages": ASK, "tool_choice": "required",
+                 "tools": [{"type": "function", "function": STRICT[0]}]}  # fmt: skip
+        assert client.chat.completions.create(**asked).choices[0].message.content == "no JSON"  # strict is a wish there
     finally:
         team.queue.close()
         team.queue = before

@@ -65,6 +65,8 @@ class ChatCall:
     """whether at most one tool may be called in an answer"""
     schema: str = ""
     """JSON schema, as JSON, that the answer must fit; empty for plain text"""
+    forced: str = ""
+    """JSON schema, as JSON, of the call of a strict tool that the answer must be; empty where none must be called"""
     logprobs: bool = False
     """whether the answer shows its tokens with their log-probabilities"""
     max_tokens: int | None = None
@@ -345,6 +347,45 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
             f"found {brief(choice)}",
         )
     return Tools(tuple(function for function in functions if function["name"] == name), must=name, one=one)
+
+
+def forced_call(tools: Tools, given: Any) -> str:
+    """The JSON schema, as JSON, of the one call that an answer must be; empty where it may be something else.
+
+    A call must be made, and all tools that it may be of are `strict`. `given`: the request's `tools`.
+    """
+    strict = {part.get("name") for tool in given or () for part in (tool, tool.get("function"))
+              if isinstance(part, dict) and part.get("strict") is True}  # fmt: skip
+    if not tools.must or not strict.issuperset(tools.names):
+        return ""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for number, name in enumerate(tools.names)
+    ]
+    schemas = {
+        str(number): {**_moved(tools.schemas.get(name, {}), f"#/$defs/{number}"), "type": "object"}
+        for number, name in enumerate(tools.names)
+    }
+    return json.dumps({"anyOf": calls, "$defs": schemas})
+
+
+def _moved(part: Any, to: str) -> Any:
+    """A schema whose references are still to itself where it stands at `to` in another."""
+    if isinstance(part, list):
+        return [_moved(entry, to) for entry in part]
+    if not isinstance(part, dict):
+        return part
+    own = part.get("$ref")
+    moved = {
+        key: value if key in ("const", "enum", "default", "examples") else _moved(value, to)
+        for key, value in part.items()
+    }
+    return {**moved, "$ref": to + own[1:]} if isinstance(own, str) and own.startswith("#") else moved
 
 
 def read_form(given: Any, where: str, tools: Tools) -> str:
