@@ -113,6 +113,11 @@ def reward_function(reward: str | Reward | None, records: Sequence[Mapping[str, 
     except (TypeError, ValueError):  # written in C
         return RewardFunction(function, name, lambda text, record: ((text, record), {}))
     named = {p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    bare = getattr(function, "func", function)
+    yields = inspect.isgeneratorfunction(bare) and "completions" not in named
+    if inspect.isclass(bare) or yields or inspect.isasyncgenfunction(bare):
+        made = "an object of its own" if inspect.isclass(bare) else "a generator"
+        raise ConfigError(f"reward {name} gives {made}, which is no number; give a function that returns one.")
     asked = {
         p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }

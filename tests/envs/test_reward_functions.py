@@ -262,6 +262,20 @@ def test_what_cannot_be_called_is_refused_before_anything_is_loaded(function, wo
         reward_function(function, [RECORD])
 
 
+def yields(text, record):
+    yield 1.0
+
+
+async def yields_later(completions):
+    yield [1.0]
+
+
+@pytest.mark.parametrize("function", [Callable_, Counting, yields, yields_later, functools.partial(yields, record={})])
+def test_what_returns_no_number_by_its_kind_is_refused_before_anything_is_loaded(function):
+    with pytest.raises(ConfigError, match=r"gives (a generator|an object of its own), which is no number"):
+        reward_function(function, [RECORD])
+
+
 def test_a_refusal_names_file_and_line_of_the_user():
     def three(a, b, c):
         return 1.0
