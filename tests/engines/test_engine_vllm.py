@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_families import tiny
+from helpers_models import tiny_tokenizer
 from helpers_warm import WarmProcess, start_python
 
 if importlib.util.find_spec("vllm") is None:
@@ -29,6 +31,7 @@ from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, PromptTooLongError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.checks import SERVED
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.logprob_check import probe_prompt, self_check, trainer_logprobs
 from mafrt.engines.vllm.in_process import VllmEngine
@@ -362,3 +365,28 @@ def test_a_server_killed_amid_a_rollout_costs_nothing_and_nothing_is_sampled_twi
     watched = Watched(engine, lambda: kill(servers[survivor]))
     with pytest.raises(EngineDownError, match="No vLLM server answers"):
         play(watched)
+
+
+OF_FAMILIES = ("llama", "phi3", "gemma3_text", "granite", "olmo3", "falcon_h1")
+"""joined projections, windows, scaled logits, norms behind the layers, a recurrence"""
+
+
+@pytest.mark.nightly
+@pytest.mark.cases(len(OF_FAMILIES))
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_an_adapter_of_another_family_has_the_logprobs_of_the_trainer(family, tmp_path):
+    """Tiny ones, but for their heads: vLLM's attention on a CPU takes multiples of 32."""
+    tiny(family, hidden_size=128, head_dim=32).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    base = SharedBase.load(str(tmp_path), device="cpu")
+    served = sorted(SERVED & {path.rsplit(".", 1)[-1] for path in base.linear_paths()})
+    for seed, name in enumerate(("ann", "bob")):
+        base.add_adapter(name, LoraSpec(rank=4, alpha=8.0, targets=tuple(served)), seed=seed)
+        shake(base, name, seed)
+    engine = VllmEngine(base, EngineConfig(engine="vllm"), window=128)
+    try:
+        prompt = probe_prompt(base)
+        asked = [Request(prompt[:n], name, WARM, n) for n in (5, 12, 24) for name in (None, "ann", "bob")]
+        assert worst_gap(base, asked, engine.generate(asked)) < NATS
+    finally:
+        engine.close()
