@@ -23,7 +23,7 @@ _HIDDEN = ("done", "reward", "metadata")
 DEEPEST = 20
 """Levels of nesting of an action."""
 LARGEST_TOOLS = 1 << 18
-"""Characters of the schemas of all tools, since every prompt holds them."""
+"""Characters of the schemas of all tools, and of the form of an action, since every prompt holds them."""
 
 _TOOLS = {"type": "list_tools"}
 
@@ -73,7 +73,7 @@ class OpenEnv(ReplayedEnv[Session]):
 
         Raises:
             ConfigError: a setting that is none.
-            EnvError: no server of OpenEnv, or several environments.
+            EnvError: no server of OpenEnv, several environments, or actions that no prompt can describe.
         """
         check_choice("split", split, SPLITS)
         for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
@@ -89,6 +89,8 @@ class OpenEnv(ReplayedEnv[Session]):
         schemas = self._servers.describe()
         self._fields, self._required = _fields_of(schemas["action"])
         self.calls_tools = set(self._fields) >= {"tool_name", "arguments"} or not self._fields
+        if len(self._form()) > LARGEST_TOOLS or any(has_controls(field) for field in self._fields):
+            raise EnvError(f"{name}: the {len(self._fields)} fields of an action are more than a prompt can hold")
         self._begin()
 
     def _begin(self) -> None:

@@ -32,6 +32,8 @@ ASIDE_S = 5.0
 """for which a server is set aside"""
 PATIENCE_S = 60.0
 """without any server until the run gives up"""
+MOST_ERRORS = 10
+"""of an action that are told to its agent"""
 MOST_BROKEN = 5
 """Wrong replies after which a server is left for the rest of the run."""
 
@@ -141,11 +143,11 @@ class Servers:
         with self._lock:
             server.until, server.why = time.monotonic() + ASIDE_S, why
 
-    def lost(self, server: Server, why: str, *, broken: bool = False) -> LostError:
-        """Set a server aside. `broken`: it answered, and not as an environment does."""
+    def lost(self, server: Server, why: str, *, broken: bool = False, late: bool = False) -> LostError:
+        """Set a server aside. `broken`: it answered, and not as an environment does; `late`: not in time."""
         server.broken += broken
         self._aside(server, why)
-        return LostError(f"{server.address} {why}")
+        return LostError(f"{server.address} {why}", late=late)
 
     def leave(self, server: Server) -> None:
         """A session has ended."""
@@ -181,10 +183,18 @@ class Session:
             LostError: the server did not answer in time, or what it said is no reply.
         """
         try:
+            if unasked := self._waiting():
+                raise self.broken(f"a message that was not asked for ({shortened(repr(unasked), 40)})")
             self._send(json.dumps({"type": kind, "data": data}))
             said = self._socket.recv(timeout=self._servers.timeout_s)
+        except LostError:
+            raise
         except Exception as error:
-            raise self._servers.lost(self.server, f"was lost ({type(error).__name__}: {error_line(error)})") from None
+            why = f"was lost ({type(error).__name__}: {error_line(error)})"
+            # What this side ended the connection for: a frame that is none, or a message that is too large.
+            broken = getattr(getattr(error, "sent", None), "code", None) in (1002, 1007, 1009)
+            late = isinstance(error, TimeoutError)
+            raise self._servers.lost(self.server, why, broken=broken, late=late) from None
         try:
             reply = parse_json(said)
         except (DataError, ConfigError, ValueError) as error:
@@ -201,8 +211,17 @@ class Session:
             raise self.broken(f"a reward that is no number ({shortened(repr(reward), 40)})")
         if not isinstance(body.get("done", False), bool):
             raise self.broken("done, which is neither true nor false")
-        cleaned: dict[str, Any] = clean_deep(body)
+        try:
+            cleaned: dict[str, Any] = clean_deep(body)
+        except ValueError as error:
+            raise self.broken(f"an observation that cannot be read: {error_line(error)}") from None
         return cleaned
+
+    def _waiting(self) -> str | bytes | None:
+        """A message that is there before anything is asked: it would be taken for the reply."""
+        with contextlib.suppress(TimeoutError):
+            return self._socket.recv(timeout=0)
+        return None
 
     def _send(self, text: str) -> None:
         """Ends the connection where a server does not read in time, as sending would wait for ever."""
@@ -225,8 +244,8 @@ class Session:
         if code == "VALIDATION_ERROR":
             errors = body.get("errors")
             parts = [
-                f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg')}"
-                for each in (errors if isinstance(errors, list) else [])
+                f"{'.'.join(map(str, each['loc'])) if isinstance(each.get('loc'), list) else ''}: {each.get('msg')}"
+                for each in (errors[:MOST_ERRORS] if isinstance(errors, list) else [])
                 if isinstance(each, dict)
             ]
             raise ActionError(shortened("; ".join(parts) or why, 400))

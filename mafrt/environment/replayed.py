@@ -21,6 +21,11 @@ T = TypeVar("T")
 class LostError(Exception):
     """A session is gone with its server; the episode has to be played again on another one."""
 
+    def __init__(self, why: str, *, late: bool = False) -> None:
+        """`late`: the server did not answer within the deadline of the call."""
+        super().__init__(why)
+        self.late = late
+
 
 class OnServer(Protocol):
     """A session; `server.address` says where."""
@@ -32,6 +37,8 @@ S = TypeVar("S", bound=OnServer)
 
 MOST_LOST = 50
 """Times that an episode is played again for one call"""
+MOST_LATE = 3
+"""of them after a server was late: an environment that hangs costs a deadline each time"""
 
 
 class ReplayedEnv(Env, Generic[S]):
@@ -73,10 +80,11 @@ class ReplayedEnv(Env, Generic[S]):
         """The result of a call on a server that is alive; the episode so far is played again where it has to be.
 
         Raises:
-            EnvError: the environment raised, an episode that is played again goes another way, or the servers keep no
-                session.
+            EnvError: the environment raised or hangs, an episode that is played again goes another way, or the servers
+                keep no session.
             EnvDownError: no server is left.
         """
+        late = 0
         for _ in range(MOST_LOST):
             try:
                 if not self._sessions:
@@ -89,8 +97,11 @@ class ReplayedEnv(Env, Generic[S]):
                             "the same seed and actions; draw from self.rng only, and set all state in reset()"
                         )
                 return call()
-            except LostError:
+            except LostError as lost:
                 self.close()
+                late += lost.late
+                if late == MOST_LATE:
+                    raise EnvError(f"no answer within the deadline, {late} times in one call: {lost}") from None
         raise EnvError(f"an episode lost its session {MOST_LOST} times in one call; the servers answer, but keep none")
 
 

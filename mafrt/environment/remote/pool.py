@@ -253,7 +253,8 @@ class Servers:
                 self.mark_broken(seat, _said(error))
             elif error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
                 self._aside(server, _said(error))
-            raise LostError(server.address) from None
+            late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            raise LostError(f"{server.address}: {_said(error)}", late=late) from None
         server.failures = 0
         return reply
 
