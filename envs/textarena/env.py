@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import pkgutil
 import random
 import re
@@ -28,9 +29,10 @@ MOST_PLAYERS = 15
 OPPONENTS = ("self", "random")
 KINDS = ("GAME_BOARD", "GAME_ADMIN")
 """kinds of message of a brief observation: the board, and what the referee says, such as why a move is illegal"""
+_BRACKETS = re.compile(r"[\[\]]|[^\[\]]+")
 _TAG = re.compile(r"\[(?:GAME|Player \d+|Player)\]")
-_OPEN = re.compile(r"(?:available|valid|legal|possible)[^\n:]*:(.*)", re.IGNORECASE)
-_MOVE = re.compile(r"\[[^\]\n]+\]")
+_OPEN = re.compile(r"available|valid|legal|possible", re.IGNORECASE)
+_MOVE = re.compile(r"\[[^\[\]\n]+\]")
 """A move, such as [4], in a line of those that are open."""
 
 
@@ -291,11 +293,23 @@ class TextArena(Env):
 
 def listed_moves(text: str) -> list[str]:
     """The moves that an observation lists as open, such as `[4]`."""
-    return [move for line in _OPEN.findall(text)[-1:] for move in _MOVE.findall(line)]
+    lists = [line[found.end() :].partition(":") for line in text.split("\n") if (found := _OPEN.search(line))]
+    return _MOVE.findall(next((listed for _, colon, listed in reversed(lists) if colon), ""))
 
 
 def without_tags(action: str) -> str:
     """An action without the tags by which TextArena names who speaks, so that no player speaks for another."""
-    while (cleaned := _TAG.sub("", action)) != action:  # [GA[GAME]ME] holds one within another
-        action = cleaned
-    return action
+    done: list[str] = []
+    opened: list[list[str]] = []  # [GA[GAME]ME] holds one tag within another
+    for token in _BRACKETS.findall(action):
+        if token == "[":
+            opened.append([])
+        (opened[-1] if opened else done).append(token)
+        if token != "]" or not opened:
+            continue
+        if _TAG.fullmatch("".join(opened[-1])):
+            opened.pop()
+        else:  # what holds brackets is no tag
+            done += itertools.chain(*opened)
+            opened = []
+    return "".join(itertools.chain(done, *opened))

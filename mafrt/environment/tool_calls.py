@@ -62,7 +62,7 @@ _SPANS = {
     r"<!\[CDATA\[": "]]>",
     r"<(code|pre|samp|kbd|tt|xmp|q|blockquote|cite|example|td|th|del|s)(?:\s[^<>\n]*)?>": "</{}>",
     r"\\begin\{((?:V|v)erbatim\*?|lstlisting|minted|alltt|quote|quotation|displayquote)\}": r"\end{{{}}}",
-    r"\[(code|quote)(?:=[^\]\n]*)?\]": "[/{}]",
+    r"\[(code|quote)(?:=[^\[\]\n]*)?\]": "[/{}]",
     r"^[ \t]*#\+begin_(example|quote|src|verse)\b": "#+end_{}",
 }
 """what begins and ends a quotation, in HTML, LaTeX, forums and Org"""

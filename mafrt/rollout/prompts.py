@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mafrt.core.errors import EnvError
+from mafrt.core.lookalikes import looks
 from mafrt.core.text import clean_deep, fill_template, filled
 from mafrt.core.transcript import quoted
 from mafrt.core.types import Message, Observation, OwnTurns
@@ -153,12 +154,21 @@ def _with_outputs(tokenizer: Any, messages: list[Message], tools: list[Any] | No
     plain: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
-            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+            message = {"role": "user", "content": _framed(message["content"])}
         # Many templates demand that user and assistant alternate.
         if plain and plain[-1]["role"] == message["role"] == "user":
             message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
         plain.append(message)
     return _template(tokenizer, plain, tools)
+
+
+def _framed(output: str) -> str:
+    """A tool's output in tags of which it holds none, so that it cannot end before its end."""
+    seen, tag, number = looks(output), "tool_response", 1
+    while looks(tag) in seen:
+        number += 1
+        tag = f"tool_response_{number}"
+    return f"<{tag}>\n{output}\n</{tag}>"
 
 
 def _template(tokenizer: Any, messages: list[Message], tools: list[Any] | None = None) -> str:

@@ -757,7 +757,7 @@ def test_no_text_takes_long(piece):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "x " + "<tool_call>" * 18_000, "x " + "<|tool_call_begin|>" * 10_000, "x <think> " * 20_000,
-    '<tool_call>{"name": "calculator", "arguments": {"a": "' + "\\" * 20_001,
+    '<tool_call>{"name": "calculator", "arguments": {"a": "' + "\\" * 20_001, "[code=" * 20_000, "x [quote=a" * 20_000,
 ])  # fmt: skip
 def test_repeated_openers_are_read_in_linear_time(text):
     """Each of them took from two seconds to hours."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import time
 
 import pytest
 from helpers_extras import need
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mafrt
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.envs.textarena.env import without_tags
+from mafrt.envs.textarena.env import listed_moves, without_tags
 
 need("textarena")
 
@@ -117,6 +121,26 @@ def test_games_of_one_and_of_many_players():
 )
 def test_no_player_speaks_as_the_game_or_as_another(action, left):
     assert without_tags(action) == left
+
+
+PIECES = ["[", "]", "GA", "ME", "GAME", "Player", " 0", "Player 1", "x", "[GAME]", "[Player 0]"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
+def test_tags_within_one_another_are_taken_out_as_one_by_one(action):
+    left = action
+    while (fewer := re.sub(r"\[(?:GAME|Player \d+|Player)\]", "", left)) != left:
+        left = fewer
+    assert without_tags(action) == left
+
+
+def test_actions_and_lists_of_moves_are_read_in_linear_time():
+    assert listed_moves("Valid [9]\nAvailable moves: [4], '[5]'\nlegal") == ["[4]", "[5]"]
+    many = 100_000
+    begin = time.process_time()
+    assert without_tags("[GA" * many + "ME]" * many) == without_tags("[Player " * many + "0]" * many) == ""
+    assert listed_moves("available " * many) == listed_moves("valid:" + "[" * many) == []
+    assert time.process_time() - begin < 5  # squares of these would take minutes
 
 
 def test_an_action_that_makes_a_game_fail_is_its_players_loss(monkeypatch):
