@@ -317,9 +317,14 @@ class Bad:
         return pb.Description(
             protocol=protocol,
             name="W" * 3_000_000 if self.does == "long name" else "Walk",
-            agents={"agents": ["a\nb"], "no names": [""], "many": [f"a{n}" for n in range(10_000)]}.get(
-                self.does, Walk.agents
-            ),
+            agents={
+                "agents": ["a\nb"],
+                "no names": [""],
+                "many": [f"a{n}" for n in range(10_000)],
+                "the same": ["left", "left"],
+                "paths": ["../x"],
+                "endless names": ["a" * 10**6],
+            }.get(self.does, Walk.agents),
             num_tasks={"no tasks": 0, "minus": -5, "endless tasks": 2**62}.get(self.does, 50),
             max_steps={"no steps": 0, "endless steps": 2**62}.get(self.does, 64),
             identity=identity,
@@ -464,8 +469,11 @@ def test_servers_that_keep_no_session_lose_the_episode_and_not_the_run():
         ("nan", "for a call"),
         ("inf", "for a call"),
         ("below", "for a call"),
-        ("agents", "plain names"),
-        ("no names", "plain names"),
+        ("agents", "not a valid name"),
+        ("no names", "not a valid name"),
+        ("the same", "a name twice"),
+        ("paths", "not a valid name"),
+        ("endless names", "1000000 characters"),
         ("many", "10000 agents"),
         ("long name", "WWW.*was asked for"),
         ("no tasks", "has 0 tasks"),

@@ -22,7 +22,8 @@ import grpc
 
 from mafrt.core.errors import EnvDownError, EnvError
 from mafrt.core.reading import read_list
-from mafrt.core.text import clean_text, has_controls, shortened
+from mafrt.core.text import clean_text, shortened
+from mafrt.environment.contract import agents_problem
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import rpc
 from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
@@ -163,8 +164,10 @@ class Servers:
             return f"serves {_listed(reply.names)}; name one of them, as in grpc://HOST:PORT/{shortened(reply.name)}"
         if not reply.agents:
             return "names no agents, so it is no environment of mafrt"
-        if len(reply.agents) > MOST_AGENTS or any(not name or has_controls(name) for name in reply.agents):
-            return f"names {len(reply.agents)} agents; expected at most {MOST_AGENTS}, of plain names"
+        if len(reply.agents) > MOST_AGENTS:
+            return f"names {len(reply.agents)} agents; expected at most {MOST_AGENTS}"
+        if wrong := agents_problem(tuple(reply.agents)):
+            return f"names agents that are none: {shortened(wrong, 200)}"
         for name, count in (("tasks", reply.num_tasks), ("steps", reply.max_steps)):
             if count != -1 and not 1 <= count <= MOST_COUNTED:
                 return f"has {count} {name}; expected 1 to {MOST_COUNTED}, or -1 for no number"
