@@ -157,6 +157,9 @@ class McpServer:
         async def run() -> None:
             ended = asyncio.Event()
             async with _client(self.spec) as client:
+                # The client would hold structured answers to the server's own schema, in this process: a pattern of
+                # that can take for ever, and hold all threads up. They are not read here, only an answer's texts.
+                client.session.validate_tool_result = _taken
                 if ready.set_running_or_notify_cancel():
                     ready.set_result((asyncio.get_running_loop(), client, ended))
                     await ended.wait()
@@ -166,6 +169,10 @@ class McpServer:
         except BaseException as error:  # the thread ends here in any case; the caller gets the reason
             if not ready.done():
                 ready.set_exception(error)
+
+
+async def _taken(name: str, result: Any) -> None:
+    """In place of the client's `validate_tool_result`."""
 
 
 def _client(spec: ServerSpec) -> Any:

@@ -166,8 +166,18 @@ def _is_open(folder: Path) -> bool:
     about = folder.stat()
     if about.st_uid not in (0, os.getuid()):
         return True
-    shared = about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not _is_private(about.st_gid))
+    # With an access control list the bits of the group are those of everyone whom it names.
+    alone = _is_private(about.st_gid) and not _has_list(folder)
+    shared = about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not alone)
     return bool(shared) and not about.st_mode & stat.S_ISVTX
+
+
+def _has_list(folder: Path) -> bool:
+    """Whether a folder has an access control list."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(folder)
+    except OSError:  # a file system without them
+        return False
 
 
 def _is_private(group: int) -> bool:

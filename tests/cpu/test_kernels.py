@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import stat
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -254,6 +255,20 @@ def test_who_may_exchange_a_folder_of_the_cache(tmp_path, monkeypatch, name, own
     about = SimpleNamespace(st_uid=owner, st_gid=group, st_mode=stat.S_IFDIR | mode)
     monkeypatch.setattr(Path, "stat", lambda self: about)
     assert library_module._is_open(tmp_path) == taken
+
+
+def test_a_folder_with_an_access_control_list_is_not_its_owners_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(library_module, "_is_private", lambda group: True)
+    tmp_path.chmod(0o770)
+    assert not library_module._is_open(tmp_path)
+    # A user of number 12345 may read and write.
+    entries = ((1, 7, -1), (2, 7, 12345), (4, 7, -1), (16, 7, -1), (32, 0, -1))
+    packed = b"\2\0\0\0" + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"this file system has no access control lists ({error})")
+    assert library_module._is_open(tmp_path)
 
 
 @pytest.mark.parametrize(

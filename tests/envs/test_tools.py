@@ -533,6 +533,55 @@ def test_lines_of_a_server_that_are_no_json_are_not_shown(tmp_path, capfd, caplo
     assert "Traceback" not in caplog.text + capfd.readouterr().err
 
 
+def doubled(levels):
+    defs = {"0": {"type": "integer"}}
+    return defs | {str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, levels)}
+
+
+STRUCTURED = """
+import json, sys
+schemas = json.loads(sys.argv[1])
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    said = {"content": [{"type": "text", "text": "fine"}], "structuredContent": {"a": "a" * 40 + "!"}}
+    if asked["method"] == "initialize":
+        said = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+        said["serverInfo"] = {"name": "s", "version": "1"}
+    elif asked["method"] == "tools/list":
+        own = [{"type": "object", **schema} for schema in schemas]
+        said = {"tools": [{"name": f"t{n}", "inputSchema": {"type": "object"}, "outputSchema": schema}
+                          for n, schema in enumerate(own)]}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": said}), flush=True)
+"""
+ENDLESS_SCHEMAS = [
+    {"properties": {"a": {"pattern": "^(a+)+$"}}},
+    {"patternProperties": {"^(a|a)*$": {"pattern": "^(a|aa)+$"}}},
+    {"$defs": doubled(27), "properties": {"a": {"$ref": "#/$defs/26"}}},
+    {"allOf": [{"$ref": "#"}]},
+    {"$ref": "http://127.0.0.1:9/x"},
+    {"properties": {"a": {"type": 5}}},
+    {"required": ["b"]},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_no_schema_of_answers_holds_this_process_up(tmp_path):
+    (tmp_path / "structured.py").write_text(STRUCTURED)
+    arguments = [str(tmp_path / "structured.py"), json.dumps(ENDLESS_SCHEMAS)]
+    run = f"""
+from mafrt.envs.tools import make_toolbox
+from mafrt.environment.tool_calls import ToolCall
+toolbox = make_toolbox([{servers(tmp_path, s={"command": sys.executable, "args": arguments, "timeout_s": 60})!r}])
+print(*(toolbox.answer(ToolCall(tool.name, {{}})) for tool in toolbox.tools))
+"""
+    # In a process of its own, which a pattern that takes for ever would leave deaf to all but SIGKILL.
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["fine"] * len(ENDLESS_SCHEMAS), done.stderr
+
+
 def test_servers_that_hang_lie_or_are_not_there(tmp_path):
     hangs = {"command": sys.executable, "args": ["-c", "import time; time.sleep(60)"], "timeout_s": 1}
     lies = {"command": sys.executable, "args": ["-c", "print('hello', flush=True)"], "timeout_s": 30}
@@ -577,11 +626,6 @@ def computed(expression):
         return str(compute(expression))
     except Failed as failure:
         return str(failure)
-
-
-def doubled(levels):
-    defs = {"0": {"type": "integer"}}
-    return defs | {str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, levels)}
 
 
 @pytest.mark.slow
