@@ -17,6 +17,7 @@ from mafrt.core.text import readable
 from mafrt.envs.tools.base import Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.failed import Failed
 from mafrt.sandbox.inside.names import fault
+from mafrt.sandbox.zygote_sandbox import unfit
 
 QUOTA_MIB = 16
 MOST_FILES = 64
@@ -50,6 +51,8 @@ def _write(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
     path, content = inside(arguments["path"]), arguments["content"].encode("utf-8", "replace")
     changed = {**toolbox.files, path: content}
     keep(changed)
+    if wrong := unfit("", changed):  # no program could run with such files, and none can be taken away again
+        raise Failed(f"{path} cannot be written: {wrong}.")
     toolbox.files = changed
     return f"{len(content)} bytes written to {path}."
 

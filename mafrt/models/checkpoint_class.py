@@ -289,7 +289,7 @@ def _token_ids(found: Any) -> Iterator[int]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files of weights in a folder; ValueError where one is missing, a pipe or a device."""
+    """The files of weights in a folder; ValueError where one is missing, elsewhere, a pipe or a device."""
     files = set(folder.glob("*.safetensors")) or set(folder.glob("pytorch_model*.bin"))
     for index in folder.glob("*.index.json"):
         try:
@@ -298,7 +298,10 @@ def _weight_files(folder: Path) -> list[Path]:
             raise KeyError(index.name) from None
         if not parts:
             raise KeyError(index.name)
-        files |= {folder / part for part in parts.values() if index.name.startswith(("model.s", "pytorch"))}
+        named = set(parts.values()) if index.name.startswith(("model.s", "pytorch")) else set()
+        if away := sorted(part for part in named if Path(part).is_absolute() or ".." in Path(part).parts):
+            raise ValueError(f"has the index {index.name}, which names a file elsewhere, {shortened(away[0])}")
+        files |= {folder / part for part in named}
     for file in sorted(files):
         if not file.is_file():
             raise ValueError(f"has a {file.name} that is {'a pipe or a device' if file.exists() else 'not there'}")

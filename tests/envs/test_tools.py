@@ -139,6 +139,14 @@ def test_a_file_whose_name_no_program_could_see_is_not_written(path):
     assert toolbox.files == {}
 
 
+@pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a"), ("a/b/c", "./a/b"), ("a", "a/b/c/d")])
+def test_no_file_takes_the_place_of_a_folder(paths):
+    toolbox = make_toolbox(["files"])
+    said = [toolbox.answer(ToolCall("write_file", {"path": path, "content": "x"})) for path in paths]
+    assert "is both a file and a folder" in said[1] and said[1].startswith("Error: ")
+    assert list(toolbox.files) == [paths[0]]
+
+
 @pytest.mark.slow
 def test_files_last_one_episode_and_links_are_left_out(tmp_path):
     (tmp_path / "sub").mkdir()

@@ -498,7 +498,17 @@ class Runs:
         return print, ("ran",)
 
 
+def move_away(file, name):
+    """Weights beside the folder, which an index names."""
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(file), name)}
+    (file.parent / "model.safetensors.index.json").write_text(json.dumps(index))
+    file.rename(file.parent.parent / "outside.safetensors")
+
+
 DAMAGES = {
+    "a part above": lambda file: move_away(file, "../outside.safetensors"),
+    "a part above a folder": lambda file: move_away(file, "x/../../outside.safetensors"),
+    "a part by its whole path": lambda file: move_away(file, str(file.parent.parent / "outside.safetensors")),
     "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
     "a device": lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
     "a link to nothing": lambda file: (file.unlink(), file.symlink_to("nowhere")),
