@@ -256,6 +256,10 @@ HOSTILE: dict[str, Hostile] = {
         shared = os.open(os.__file__, os.O_RDONLY)
         attempt("lock", lambda: fcntl.flock(shared, fcntl.LOCK_EX | fcntl.LOCK_NB))
         attempt("lock together", lambda: fcntl.flock(shared, fcntl.LOCK_SH | fcntl.LOCK_NB))
+        import struct
+        whole = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0)
+        attempt("lock of a descriptor", lambda: fcntl.fcntl(shared, 37, whole))
+        attempt("wait for one", lambda: fcntl.fcntl(shared, 38, whole))
         attempt("watch", lambda: native(294, 0))
         attempt("watch in the old way", lambda: native(253))
         attempt("watch a file", lambda: native(254, shared, b"/", 0xFFF))
@@ -263,7 +267,7 @@ HOSTILE: dict[str, Hostile] = {
         attempt("notify", lambda: fcntl.fcntl(os.open("/", os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS))
         """),
         ("ok",),
-        says="lock refused",
+        says="lock of a descriptor refused",
     ),
     "new user namespace": Hostile(
         attempts("""

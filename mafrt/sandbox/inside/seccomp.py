@@ -155,8 +155,8 @@ OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     "setsockopt": ((54, 208), 2, (7, 8, 32, 33)),
     # the same, F_SETPIPE_SZ; and F_SETOWN, F_SETSIG, F_SETOWN_EX, by which the kernel sends another process a signal
     # where a descriptor can be read (before Landlock looked at signals: Linux 6.12); F_SETLEASE and F_NOTIFY, by which
-    # it is told who opens a file
-    "fcntl": ((72, 25), 1, (1031, 8, 10, 15, 1024, 1026)),
+    # it is told who opens a file; F_OFD_SETLK and F_OFD_SETLKW, as flock above (SQLite has F_SETLK)
+    "fcntl": ((72, 25), 1, (1031, 8, 10, 15, 1024, 1026, 37, 38)),
     # TIOCSTI and TIOCLINUX put input into the parent's terminal; FIOSETOWN and SIOCSPGRP are F_SETOWN
     "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
 }
