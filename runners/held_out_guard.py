@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.train_config import RunConfig
-from mafrt.core.atomic_files import load_tensors
+from mafrt.core.atomic_files import load_tensors, remedy
 from mafrt.core.errors import CheckpointError
 from mafrt.core.reading import parse_json, read_text
 from mafrt.runners.evaluation import Evaluation
@@ -190,7 +190,7 @@ class HeldOutGuard:
                 os.replace(old, target)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise CheckpointError(
-                    f"the best adapters cannot be written to {target} ({error.strerror or error}); make room, and go "
-                    "on with the run from its last checkpoint"
+                    f"the best adapters cannot be written to {target} ({error.strerror or error}); "
+                    f"{remedy(error, 'make room')}, then go on with --load_path"
                 ) from error
             raise

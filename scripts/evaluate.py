@@ -18,7 +18,7 @@ from mafrt.config.schema import describe
 from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.atomic_files import write_atomic
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_file_writable, is_writable
 from mafrt.engines.checks import check_engine, reach_servers
@@ -59,7 +59,7 @@ from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
 from mafrt.storage.report import duration
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
-from mafrt.storage.transcript_files import FOLDER
+from mafrt.storage.transcript_files import FOLDER, file_name
 from mafrt.storage.transcripts import TranscriptWriter, wanted
 
 if TYPE_CHECKING:
@@ -192,12 +192,17 @@ def _record(
     decoders = {name: decoder(base.of_agent(name)) for name in team.names}
     writer = TranscriptWriter(folder / FOLDER, team, decoder(base.main), share=share, max_mib=most, decoders=decoders)
     kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
+    earlier = set((folder / FOLDER).glob("*"))
     writer.write("evaluation", iteration, kept)
+    if writer.failed:
+        raise MafrtError(f"the conversations were not written to {folder}; make room, and evaluate again.")
+    for entry in earlier - {folder / FOLDER / file_name("evaluation", iteration)}:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     print(f"conversations in {folder}; mafrt show {folder} lists them")
 
 
 def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
-    """The folder for the conversations, made and empty of earlier ones. Raises ConfigError if it cannot be used."""
+    """The folder for the conversations, made; earlier ones may be replaced. Raises ConfigError if it cannot be used."""
     if named is None:
         return None
     folder = Path(named).expanduser()
@@ -210,10 +215,8 @@ def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
     if (folder / RECORD).exists():
         raise ConfigError(f"record_dir {folder} is a run, which records its own evaluations; give another folder.")
     # Conversations of two evaluations in one folder could not be told apart.
-    if any((folder / FOLDER).glob("*")):
-        if not overwrite:
-            raise ConfigError(f"record_dir {folder} holds conversations; give another, or replace them: --overwrite.")
-        shutil.rmtree(folder / FOLDER)
+    if any((folder / FOLDER).glob("*")) and not overwrite:
+        raise ConfigError(f"record_dir {folder} holds conversations; give another, or replace them: --overwrite.")
     return folder
 
 

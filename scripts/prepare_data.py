@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -105,10 +106,18 @@ def prepare(argv: Sequence[str]) -> int:
         "test": [records[n] for n in sorted(held_out)],
         "corpus": corpus,
     }
-    for name, part in parts.items():
-        if part:
-            write_atomic(folder / f"{name}.jsonl", _lines(part))
-            print(f"{counted(len(part), 'records')} in {folder / f'{name}.jsonl'}")
+    files = {folder / f"{name}.jsonl": part for name, part in parts.items() if part}
+    drafts = {file.with_name(f".{file.name}.new"): file for file in files}
+    try:
+        for draft, file in drafts.items():
+            write_atomic(draft, _lines(files[file]))
+        # All or none, also on a full disk: a new half beside an old one would train on what is held out.
+        for draft, file in drafts.items():
+            os.replace(draft, file)
+            print(f"{counted(len(files[file]), 'records')} in {file}")
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
     return 0
 
 

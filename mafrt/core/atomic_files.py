@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -69,6 +70,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
         raise
     # The rename itself is only durable once the folder is on disk.
     fsync(path.parent)
+
+
+def remedy(error: BaseException, of_disk: str) -> str:
+    """What to do where a file cannot be written: `of_disk`, or the limit of the process that was met."""
+    limits = {errno.EMFILE: "allow more open files (ulimit -n)", errno.EFBIG: "allow larger files (ulimit -f)"}
+    return limits.get(error.errno or 0, of_disk) if isinstance(error, OSError) else of_disk
 
 
 @contextlib.contextmanager

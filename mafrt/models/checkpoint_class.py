@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -222,6 +223,8 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
             files = _weight_files(Path(path))
             shapes = [shape for file in files for shape in _shapes(file)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.EIO):
+                raise  # nothing is wrong with the model
             return str(error) if isinstance(error, ValueError) else "has an index of weights that cannot be read"
         if files and (wrong := _too_large(config, shapes) or _whole_numbers(config, files)):
             return wrong

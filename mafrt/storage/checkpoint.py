@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mafrt.core.atomic_files import fsync, load_json, save_json
+from mafrt.core.atomic_files import fsync, load_json, remedy, save_json
 from mafrt.core.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def save(
         if _is_disk_error(error):
             raise CheckpointError(
                 f"cannot write {part}: {error} ({_free_mib(root)} MiB free); earlier checkpoints are untouched: "
-                "free some space or lower --keep_last, then go on with --load_path"
+                f"{remedy(error, 'free some space or lower --keep_last')}, then go on with --load_path"
             ) from error
         raise
     try:

@@ -51,7 +51,8 @@ class JsonLines:
             # Half a line would make the file unreadable for other tools.
             os.ftruncate(self._file.fileno(), end)
             raise CheckpointError(
-                f"cannot append to {self.path}: {error}; free some space, then go on with --load_path"
+                f"cannot append to {self.path}: {error}; {atomic_files.remedy(error, 'free some space')}, then go on "
+                "with --load_path"
             ) from error
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -77,11 +78,12 @@ class RunDir:
         path = Path(path).expanduser()
         step = loaded.checkpoint.step if loaded and loaded.checkpoint else None
         here = loaded is not None and _same(loaded.run, path)
-        if not here and path.exists() and (not path.is_dir() or not _is_unused(path)):
+        if not here and path.exists() and (not path.is_dir() or not is_unused(path)):
             raise ConfigError(
                 f"{path} {'already holds a run' if path.is_dir() else 'is a file'}; give another --run_dir, or go on "
                 f"with it: --config {path / ARGS} --load_path {path}"
             )
+        made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -97,6 +99,10 @@ class RunDir:
             else:
                 run._begin(args, loaded)
         except BaseException:
+            if made:  # by this process, whose command then begins again, as after a full disk
+                shutil.rmtree(path, ignore_errors=True)
+            elif not here:
+                _empty(path)
             run.close()
             raise
         return run
@@ -197,7 +203,14 @@ def set_aside(path: str | os.PathLike[str]) -> Path | None:
     return aside
 
 
-def _is_unused(path: Path) -> bool:
+def _empty(path: Path) -> None:
+    """Remove all but the hidden files of a folder that was unused."""
+    for entry in path.iterdir():
+        if not entry.name.startswith("."):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def is_unused(path: Path) -> bool:
     """Whether the folder holds only the lock or temporary files of a process that died at once."""
     return all(entry.name.startswith(".") for entry in path.iterdir())
 

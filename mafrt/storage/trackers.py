@@ -185,7 +185,9 @@ class Trackers:
             except MafrtError:
                 raise
             except Exception as error:  # a service's client, in its own words
-                raise _refusal(name, error) from error
+                if name != "tensorboard":
+                    raise _refusal(name, error) from error
+                self._leave_out(name, error)  # a disk, as in the middle of a run
         self._show_history(run)
 
     def _show_history(self, run: RunDir) -> None:
@@ -212,8 +214,11 @@ class Trackers:
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:  # a disk, a service or its client; losing the curves must not stop the run
-                log.error("%s cannot be written any more (%s); metrics.jsonl goes on", name, error)
-                del self.open[name]
+                self._leave_out(name, error)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        log.error("%s cannot be written any more (%s); metrics.jsonl goes on", name, error)
+        self.open.pop(name, None)
 
 
 def history(run: RunDir, first: int) -> Iterator[tuple[int, dict[str, float]]]:

@@ -52,14 +52,15 @@ class TranscriptWriter:
     ) -> None:
         self.folder, self.team, self.decode, self.decoders = folder, team, decode, decoders
         self.share, self.max_bytes = share, max_mib * 2**20
-        self._failed = False
+        self.failed = False
+        """Whether the disk has refused a file."""
 
     def write(self, kind: Kind, iteration: int, episodes: Sequence[Episode]) -> None:
         """Write the file of one iteration or evaluation.
 
         A disk that refuses is logged once and ends the recording; it never ends the run.
         """
-        if self._failed or self.share == 0:
+        if self.failed or self.share == 0:
             return
         lines = self._lines(episodes)
         header = {
@@ -76,7 +77,7 @@ class TranscriptWriter:
             atomic_files.write_atomic(self.folder / file_name(kind, iteration), data)
         except OSError as error:
             log.error("transcripts cannot be written any more (%s); the run goes on without them", error)
-            self._failed = True
+            self.failed = True
 
     def _lines(self, episodes: Sequence[Episode]) -> list[bytes]:
         """The lines of the recorded episodes, by id; groups are whole, unless one alone is larger than the limit."""

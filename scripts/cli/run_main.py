@@ -8,11 +8,13 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NoReturn, TextIO
 
 from mafrt.config import permission
+from mafrt.core.atomic_files import remedy
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import MafrtError, ProcessLostError, is_panic
 from mafrt.core.signals import StopRequest, ending, source_of
@@ -41,6 +43,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
     _log_to_stderr()
+    threading.excepthook = _of_thread
     wait_passively()
     try:
         with permission.of_command():
@@ -77,13 +80,23 @@ def _of_disk(error: Exception) -> str | None:
 
     A full disk names no file where an open one is written to; `shutil`, safetensors and NumPy tell of it in their text.
     """
+    advice = f"; {lifted}" if (lifted := remedy(error, "")) else ""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be read or written: {error.strerror}."
-    if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS):
-        return f"a file cannot be written: {error.strerror}."
+        return f"{error.filename} cannot be read or written: {error.strerror}{advice}."
+    if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.EROFS):
+        return f"a file cannot be written: {error.strerror}{advice}."
     full = any(words in str(error) for words in ("No space left", "os error 28"))
     full |= isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
     return "a file cannot be written: no space is left on the device." if full else None
+
+
+def _of_thread(args: threading.ExceptHookArgs) -> None:
+    """What a disk refused to a thread, such as TensorBoard's, as one line; its owner says what is lost."""
+    error = args.exc_value
+    if isinstance(error, Exception) and "--debug" not in sys.argv and (refusal := _of_disk(error)) is not None:
+        logging.getLogger("mafrt").error("%s", one_line(refusal))
+    else:
+        threading.__excepthook__(args)
 
 
 def _leave(code: int) -> NoReturn:

@@ -46,7 +46,7 @@ from mafrt.scripts.cli.recorded_run import PreparedRun, command_of
 from mafrt.scripts.cli.settings import ScaleSettings, train_config
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS
-from mafrt.storage.run_dir import check_entries, set_aside
+from mafrt.storage.run_dir import check_entries, is_unused, set_aside
 from mafrt.storage.run_record import RECORD
 
 if TYPE_CHECKING:
@@ -269,8 +269,8 @@ def choose_run_dir(settings: Settings, loaded: LoadSource | None, name: str) -> 
         return run_dir
     if not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; give a folder that does not exist yet.")
-    there = [entry.name for entry in run_dir.iterdir()]
-    if there and not settings["set_aside"]:
+    if not is_unused(run_dir) and not settings["set_aside"]:
+        there = [entry.name for entry in run_dir.iterdir()]
         holds = RECORD in there or ARGS in there
         run = f", or go on with the run in it by mafrt {command_of(run_dir) or 'COMMAND'} --load_path {run_dir}"
         raise ConfigError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -314,6 +316,31 @@ def test_data_sets_are_prepared_from_files(tmp_path, capsys):
     assert json.loads((out / "train.jsonl").read_text().splitlines()[0])["golden_answers"] == ["a"]
     assert prepare_data.main(["nq"]) == 2 and "give the data set" in capsys.readouterr().err
     assert prepare_data.main([*words[:-1], "9"]) == 2
+
+
+@pytest.mark.parametrize("full_at", [0, 1])
+def test_a_full_disk_leaves_the_earlier_parts_of_prepared_data_together(tmp_path, monkeypatch, capsys, full_at):
+    out, words = tmp_path / "out", ["dapo_math", "--input", str(tmp_path / "d.jsonl"), "--test_size", "1"]
+    words += ["--output", str(out)]
+    (tmp_path / "d.jsonl").write_text("".join(f'{{"problem": "{n}", "answer": "{n}"}}\n' for n in range(4)))
+    assert prepare_data.main(words) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert before.keys() == {"train.jsonl", "test.jsonl"}
+    calls, fsync = [], os.fsync
+
+    def full(file):
+        calls.append(file)
+        if len(calls) > 2 * full_at:  # of a file and its folder
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert prepare_data.main([*words, "--seed", "7"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    monkeypatch.undo()
+    assert prepare_data.main([*words, "--seed", "7"]) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} != before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from mafrt.scripts import evaluate, train, train_math, train_sft
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.values import read_yaml
+from mafrt.storage import checkpoint
 
 DEEP = "[" * 100_000
 
@@ -278,6 +280,32 @@ def test_a_full_disk_names_the_file(monkeypatch, tmp_path):
     with pytest.raises(OSError, match=r"No space left on device: .*args\.yaml"):
         write_atomic(tmp_path / "args.yaml", b"x")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number, advice", [(errno.EMFILE, "ulimit -n"), (errno.EFBIG, "ulimit -f")])
+def test_a_limit_of_the_process_is_named_with_what_lifts_it(capsys, tmp_path, number, advice):
+    def main(argv):
+        raise OSError(number, os.strerror(number), *argv)
+
+    for argv in ([], ["x"]):
+        assert run_main(main, argv) == 2 and advice in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=f"earlier checkpoints are untouched: .*{advice}.*, then go on"):
+        checkpoint.save(tmp_path, 1, {"x": lambda path: main([])})
+
+
+def test_what_a_disk_refuses_to_a_thread_is_one_sentence(capsys, monkeypatch):
+    def main(argv):
+        for argument in (OSError(errno.ENOSPC, "No space left on device"), RuntimeError("a fault of ours")):
+            thread = threading.Thread(target=(lambda error: (_ for _ in ()).throw(error).send), args=(argument,))
+            thread.start()
+            thread.join()
+        return 0
+
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    assert run_main(main, []) == 0
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == "ERROR: a file cannot be written: no space is left on the device."
+    assert rest[-1] == "RuntimeError: a fault of ours"
 
 
 @pytest.mark.parametrize("flag", ["--a.b.c", "--x.v", "--model.m", "--a.e", "--run.o", "--a.p"])

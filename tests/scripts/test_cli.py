@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -599,7 +600,7 @@ def test_evaluate_a_run(capsys, workdir, run):
 
 
 @pytest.mark.slow
-def test_an_evaluation_records_its_conversations(capsys, workdir, run):
+def test_an_evaluation_records_its_conversations(capsys, monkeypatch, workdir, run):
     argv = ["--load_path", str(run), "--k", "1", "--tasks", "3", "--record_dir", "seen", "--transcript_share", "0.99"]
     assert evaluate.main(argv) == 0
     assert "mafrt show seen lists them" in capsys.readouterr().out
@@ -611,6 +612,18 @@ def test_an_evaluation_records_its_conversations(capsys, workdir, run):
     assert show.main(["seen", "--kind", "sampled"]) == 0 and "3 episodes" in capsys.readouterr().out
     assert "seen holds conversations" in refused(capsys, evaluate.main, *argv)
     assert "is a run, which records" in refused(capsys, evaluate.main, *argv[:-4], "--record_dir", str(run))
+    before = file.path.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mafrt.core.atomic_files.write_atomic", full)
+        assert evaluate.main([*argv, "--overwrite", "--seed", "9"]) == 2
+    assert "were not written to seen; make room" in capsys.readouterr().err and file.path.read_bytes() == before
+    file.path.rename(file.path.with_name("evaluation_000001.jsonl.gz"))
+    assert evaluate.main([*argv, "--overwrite", "--seed", "9"]) == 0
+    assert [other.path for other in transcript_files(Path("seen"))] == [file.path] and file.path.read_bytes() != before
 
 
 @pytest.mark.slow

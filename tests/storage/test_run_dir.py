@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Episode, Scored, Turn, Unscored
-from mafrt.storage import args_file, checkpoint, episode_lines, json_lines, load_path, report, run_dir
+from mafrt.storage import args_file, checkpoint, episode_lines, json_lines, load_path, report, run_dir, run_record
 from mafrt.storage.run_dir import RunDir
 
 ARGS = {"iterations": 9, "lr": 1e-5, "freeze": ("a",), "target_kl": None, "load_path": None, "prompt": "größer"}
@@ -132,6 +133,28 @@ def test_a_run_that_was_killed_at_its_very_beginning_can_begin_again(tmp_path):
         (tmp_path / "run" / name).touch()
     RunDir.open(tmp_path / "run", ARGS).close()
     assert args_file.read_args(tmp_path / "run" / "args.yaml")["iterations"] == 9
+
+
+@pytest.mark.parametrize("there", [None, ".lock", ".args.yaml.tmp"])
+@pytest.mark.parametrize("place", ["run_dir.write_args", "run_record.RunRecord.save"])
+def test_a_beginning_that_a_full_disk_ends_leaves_nothing_and_can_begin_again(tmp_path, monkeypatch, place, there):
+    path, record = tmp_path / "run", run_record.RunRecord([{"role": "a"}])
+    if there:
+        path.mkdir()
+        (path / there).touch()
+    before = sorted(path.glob("*"))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"mafrt.storage.{place}", full)
+        with pytest.raises(OSError, match="No space left"):
+            RunDir.open(path, ARGS, record=record)
+    assert path.exists() == (there is not None)
+    assert {entry.name for entry in path.glob("*")} <= {*(entry.name for entry in before), ".lock"}
+    RunDir.open(path, ARGS, record=record).close()
+    assert args_file.read_args(path / "args.yaml")["iterations"] == 9
 
 
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
@@ -290,7 +313,7 @@ def test_a_refused_line_is_not_left_half_written(tmp_path):
         run.metrics.append(2, [{{"text": "short"}}])
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert "cannot append to" in done.stdout and "free some space" in done.stdout, done.stderr
+    assert "cannot append to" in done.stdout and "ulimit -f" in done.stdout, done.stderr
     assert iterations(path / "metrics.jsonl") == [1, 2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import itertools
 import json
@@ -174,6 +175,18 @@ def test_a_machine_without_tensorboard_trains_all_the_same(tmp_path, monkeypatch
     with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run) as writer:
         writer.write(1, {"score": 0.5})
     assert "TensorBoard is missing" in caplog.text and not run.tensorboard.exists()
+    assert '"score": 0.5' in run.metrics.path.read_text()
+
+
+def test_a_disk_that_is_full_when_the_curves_begin_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.utils.tensorboard.SummaryWriter.add_text", full)
+        with RunDir.open(tmp_path / "run", {"a": 1}) as run, MetricsWriter(run) as writer:
+            writer.write(1, {"score": 0.5})
+    assert "tensorboard cannot be written any more" in caplog.text and "metrics.jsonl goes on" in caplog.text
     assert '"score": 0.5' in run.metrics.path.read_text()
 
 
