@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import tempfile
-from functools import cache
 from pathlib import Path
 
 from mafrt.core.errors import SandboxError
@@ -33,9 +32,11 @@ def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[
     return [executable(), *interpreter("degraded", control, inside, options)], environment
 
 
-@cache
 def _packages() -> str:
-    """A folder of links to the declared packages, so that no other is found; it goes with this process."""
+    """A folder of links to the declared packages, so that no other is found.
+
+    The zygote removes it when it ends, also after this process was killed.
+    """
     folder = tempfile.mkdtemp(prefix="mafrt-packages-")
     os.chmod(folder, 0o755)
     for name, path in image().packages:

@@ -85,6 +85,8 @@ def _of_disk(error: Exception) -> str | None:
         return f"{error.filename} cannot be read or written: {error.strerror}{advice}."
     if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.EROFS):
         return f"a file cannot be written: {error.strerror}{advice}."
+    if isinstance(error, OSError) and "No usable temporary directory" in str(error):  # in the words of `tempfile`
+        return f"{error.strerror}: make room in one of them, or name another folder in TMPDIR."
     full = any(words in str(error) for words in ("No space left", "os error 28"))
     full |= isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
     return "a file cannot be written: no space is left on the device." if full else None

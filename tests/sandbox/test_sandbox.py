@@ -386,6 +386,35 @@ def test_a_bubblewrap_that_may_not_is_quoted(monkeypatch, tmp_path):
         open_sandbox("bwrap")
 
 
+@pytest.mark.parametrize("end", ["warm.close()", "os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_degraded_leaves_no_folder_however_its_process_ends(tmp_path, end):
+    if why := why_not("degraded"):
+        pytest.skip(why)
+    code = f"""
+        import os, signal
+        from mafrt.sandbox.zygote_sandbox import WarmSandbox
+        warm, other = (WarmSandbox("degraded", libraries=False) for _ in range(2))
+        print(len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith("mafrt-packages-")]))
+        print(warm.execute("import os; print(os.getcwd())").stdout, flush=True)
+        other.close()
+        print(warm.execute("import numpy; print('still there')").stdout, flush=True)
+        {end}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    count, place, still = done.stdout.split(maxsplit=2)
+    assert count == "2" and still.strip() == "still there", done.stderr
+    deadline = time.monotonic() + 60  # the warm process sees a little later that its trainer is gone
+    while (left := [*tmp_path.glob("mafrt-*"), *Path(place).glob("..")]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
 def test_degraded_is_said_aloud(caplog):
     if why := why_not("degraded"):
         pytest.skip(why)

@@ -257,6 +257,7 @@ def test_settings_files_that_hold_something_else(tmp_path):
         OSError(errno.EACCES, "Permission denied", "/x\ny"),
         shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
         OSError("1024 requested and 32 written"),
+        FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"),
         RuntimeError("Error while serializing: IoError(Os { message: No space left on device })"),
     ],
 )

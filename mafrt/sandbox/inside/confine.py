@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -62,6 +63,10 @@ class Confinement(Protocol):
         """In the supervisor, when all processes are gone."""
         ...
 
+    def leave(self) -> None:
+        """In the zygote, when it ends."""
+        ...
+
 
 class Namespaces:
     """Namespaces of its own: user, processes, mounts, ipc, network, host name, control groups."""
@@ -100,6 +105,9 @@ class Namespaces:
 
     def clean(self, workdir: str) -> None:
         """It goes with its namespace."""
+
+    def leave(self) -> None:
+        """Nothing outlives it."""
 
 
 class Landlocked:
@@ -152,6 +160,10 @@ class Landlocked:
     def clean(self, workdir: str) -> None:
         # In Python, as many nested folders as a snippet can make end in a RecursionError.
         subprocess.run(["rm", "-rf", os.path.dirname(workdir)], check=False, stderr=subprocess.DEVNULL)
+
+    def leave(self) -> None:
+        # The links to packages, first in the list: the trainer may have been killed, and removes nothing then.
+        shutil.rmtree(self.listed[0], ignore_errors=True)
 
 
 def drop_capabilities(keep: int = 0) -> None:

@@ -65,6 +65,7 @@ def main(tier: str, control_fd: int, libraries: bool, grouped: bool) -> None:
     control.send(json.dumps({"ready": versions, "threads": threads}).encode())
     with contextlib.suppress(ConnectionError):
         _serve(control, confinement, grouped)
+    confinement.leave()
     os._exit(0)
 
 
