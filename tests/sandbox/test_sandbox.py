@@ -386,6 +386,9 @@ def test_a_bubblewrap_that_may_not_is_quoted(monkeypatch, tmp_path):
         open_sandbox("bwrap")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("end", ["warm.close()", "os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_degraded_leaves_no_folder_however_its_process_ends(tmp_path, end):
     if why := why_not("degraded"):
