@@ -215,7 +215,8 @@ def _types(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return {"string"}
     named = schema.get("type")
-    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
+    named = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    types = {kind for kind in named if isinstance(kind, str)}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             types |= {kind for inner in schema[key] for kind in _types(inner)}

@@ -31,6 +31,7 @@ from mafrt.environment.tool_calls import (
     shorten,
     tool_message,
     visible,
+    with_types,
 )
 from mafrt.models.invocation import invocation_of
 from mafrt.models.outside_text import controls_of
@@ -200,6 +201,13 @@ def test_no_output_ends_its_own_tags(output):
     text = prompts._with_outputs(tokenizer, [{"role": "user", "content": "q"}, tool_message(output)])
     [tag] = re.findall(r"q\n<(tool_response_\d)>\n", text)
     assert text == f"[user]q\n<{tag}>\n{output}\n</{tag}>[assistant]" and looks(tag) not in looks(output)
+
+
+@pytest.mark.parametrize("kind", [[["a"]], [{"a": 1}], [None, "integer"], 5, {}, [], ["string", []]])
+def test_a_types_name_may_be_anything(kind):
+    schema = {"properties": {"x": {"type": kind}, "y": {"anyOf": [{"type": kind}, 5, None]}}}
+    call = ToolCall("f", {"x": "5", "y": "6"}, texts=True)
+    assert with_types(call, schema)["x"] == (5 if kind == [None, "integer"] else "5")
 
 
 NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}REFUSE{% else %}[{{ m.role }}]{{ m.content }}{% endif %}"
