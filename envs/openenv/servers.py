@@ -30,8 +30,9 @@ CONNECT_S = 10.0
 """for a connection, and for a description"""
 ASIDE_S = 5.0
 """for which a server is set aside"""
-PATIENCE_S = 60.0
-"""without any server until the run gives up"""
+PATIENCE_S = 45.0
+"""without any server until the run gives up; with the last connection less than a call may take (--env_timeout_s), so
+that the reason is told"""
 MOST_ERRORS = 10
 """of an action that are told to its agent"""
 MOST_BROKEN = 5
@@ -119,7 +120,7 @@ class Servers:
         """A session on the least busy server that answers.
 
         Raises:
-            EnvDownError: none has answered for a minute.
+            EnvDownError: none has answered for `PATIENCE_S`.
         """
         end = time.monotonic() + PATIENCE_S
         while True:

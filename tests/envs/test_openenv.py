@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers_fresh import fresh_environment
 
+from mafrt.config.train_config import PlayConfig
 from mafrt.core import text
 from mafrt.core.errors import ConfigError, EnvDownError, EnvError
 from mafrt.environment.checker import check_env
@@ -374,6 +375,11 @@ def test_a_token_is_sent_and_is_no_setting(standin, monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_last_connection_is_given_up_before_the_call_is():
+    """A call that is ended from outside cannot say what the servers have answered."""
+    assert PlayConfig().env_timeout_s > servers.PATIENCE_S + servers.CONNECT_S
+
+
 def test_capacity_is_waited_for_and_several_servers_are_no_mixture(standin):
     def full(kind, data, session):
         if session < 3:
