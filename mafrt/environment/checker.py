@@ -13,7 +13,7 @@ import random
 from typing import Any
 
 from mafrt.config.resolve import user_line
-from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.errors import EnvDownError, EnvError, MafrtError
 from mafrt.core.text import brief, error_line
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
@@ -81,6 +81,8 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     try:
         for seed in seeds:
             _replay(session, seed, problems)
+    except EnvDownError as error:  # every further episode would wait for a server as long
+        return [str(error)]
     finally:
         transitions.remove()
     for breach in transitions.problems:
@@ -116,6 +118,8 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
                 return transcript
             observations = dict(result.observations)
         transcript.append(f"an episode did not end within {STEP_CAP} steps; set max_steps")
+    except EnvDownError:
+        raise
     except MafrtError as error:
         transcript.append(str(error))
     return transcript

@@ -380,6 +380,20 @@ def test_the_last_connection_is_given_up_before_the_call_is():
     assert PlayConfig().env_timeout_s > servers.PATIENCE_S + servers.CONNECT_S
 
 
+def test_servers_without_sessions_are_waited_for_once_when_an_environment_is_checked(monkeypatch):
+    waits = []
+
+    def open_none(self):
+        waits.append(self)
+        raise EnvDownError("no server is left: it opens no session")
+
+    monkeypatch.setattr(servers.Servers, "describe", lambda self: {"action": {"properties": {"message": {}}}})
+    monkeypatch.setattr(servers.Servers, "open", open_none)
+    with pytest.raises(EnvError, match="no server is left: it opens no session"):
+        check_env(make_env("openenv:http://127.0.0.1:1"))
+    assert len(waits) == 1
+
+
 def test_capacity_is_waited_for_and_several_servers_are_no_mixture(standin):
     def full(kind, data, session):
         if session < 3:
