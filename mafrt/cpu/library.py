@@ -173,9 +173,10 @@ def _is_open(folder: Path) -> bool:
 
 
 def _has_list(folder: Path) -> bool:
-    """Whether a folder has an access control list."""
+    """Whether a folder has an access control list; a Mac keeps none among these attributes."""
+    listed = getattr(os, "listxattr", lambda _: [])
     try:
-        return "system.posix_acl_access" in os.listxattr(folder)
+        return "system.posix_acl_access" in listed(folder)
     except OSError:  # a file system without them
         return False
 
