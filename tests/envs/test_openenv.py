@@ -203,7 +203,7 @@ def test_an_answer_too_many_is_not_taken_for_the_next_one(standin):
             if waiting.frames.qsize():
                 break
             time.sleep(0.01)
-        with contextlib.suppress(EnvError):  # played again on the same liar, whose second answer may be late
+        with contextlib.suppress(EnvError, EnvDownError):  # the same liar is tried again, whose second may be late
             env.step({"agent": "x"})
         pool = env.unwrapped._servers.servers[0]
         assert pool.broken >= 1 and liar.connections > 1 and "not asked for" in pool.why
