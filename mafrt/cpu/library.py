@@ -174,9 +174,8 @@ def _is_open(folder: Path) -> bool:
 
 def _has_list(folder: Path) -> bool:
     """Whether a folder has an access control list; a Mac keeps none among these attributes."""
-    listed = getattr(os, "listxattr", lambda _: [])
     try:
-        return "system.posix_acl_access" in listed(folder)
+        return hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(folder)
     except OSError:  # a file system without them
         return False
 

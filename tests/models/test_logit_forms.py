@@ -10,6 +10,10 @@ import torch
 from helpers_models import CHARS, SPECIAL, random_ids, tiny_model, tiny_tokenizer
 from torch import Tensor
 
+from mafrt.config.agent import LoraSpec
+from mafrt.core.errors import ModelError
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.logprob_check import nats_apart, self_check
 from mafrt.models import family_checks
 from mafrt.models.logprobs import PLAIN, FrozenHead, LogitForm, token_logprobs
 from mafrt.models.packed_attention import capped_attention
@@ -139,3 +143,19 @@ def test_a_base_is_examined_without_gradients(monkeypatch):
     monkeypatch.setattr(family_checks, "_of_model", watched)
     SharedBase(cohere_or_granite("Cohere"), tiny_tokenizer(), "cohere")
     assert asked and not any(asked)
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.0625])
+def test_known_weights_are_seen_through_a_head_that_makes_logits_small(scale):
+    base = SharedBase(cohere_or_granite("Cohere", logit_scale=scale), tiny_tokenizer(), "cohere")
+    base.add_adapter("a", LoraSpec(rank=4), seed=0)
+    check = self_check(LocalEngine(base), base)
+    assert check.base_nats < 1e-5 and check.adapter_nats < 1e-5
+    assert check.effect_nats > 3 * nats_apart(base)
+
+
+def test_an_adapter_that_no_weights_make_heard_is_refused():
+    base = SharedBase(cohere_or_granite("Cohere", logit_scale=1e-5), tiny_tokenizer(), "cohere")
+    base.add_adapter("a", LoraSpec(rank=4), seed=0)
+    with pytest.raises(ModelError, match="has no effect"):
+        self_check(LocalEngine(base), base)
