@@ -161,6 +161,7 @@ class Fails:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
     import sys
 

@@ -100,6 +100,7 @@ def test_wrong_questions_are_one_sentence(base, wrong, said):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     cells = json.loads((ROOT / "examples" / "team_in_a_notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

@@ -125,6 +125,7 @@ def test_imports_run_downwards():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_drawing_shows_the_imports_as_they_are(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "website"))
     import import_graph

@@ -323,6 +323,7 @@ def _seeds(runner, episode):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
     runner = make(tmp_path / "run", iterations=14, n_rollout_threads=8, freeze=("second",), eval_episodes=0)
     before = adapters(runner)
