@@ -439,6 +439,7 @@ def test_tools_travel_as_text_in_training(program):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_program_of_the_stock_client_trains(program, tmp_path):
     assert Source.read(f"{program}:run").needs_process
     env = make_env("program", program=f"{program}:run", timeout_s=60)

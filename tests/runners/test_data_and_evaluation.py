@@ -413,6 +413,7 @@ def test_evaluate_prints_and_writes_everything_that_was_said(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_best_adapters_of_a_run_bring_its_base_team_and_environment(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "numbers.json"
     words = ["--env", "sudoku", "--env_kwargs", "brief=true", "--model_name_or_path", "games-base", "--lora_rank", "2"]
