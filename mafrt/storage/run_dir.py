@@ -78,11 +78,8 @@ class RunDir:
         path = Path(path).expanduser()
         step = loaded.checkpoint.step if loaded and loaded.checkpoint else None
         here = loaded is not None and _same(loaded.run, path)
-        if not here and path.exists() and (not path.is_dir() or not is_unused(path)):
-            raise ConfigError(
-                f"{path} {'already holds a run' if path.is_dir() else 'is a file'}; give another --run_dir, or go on "
-                f"with it: --config {path / ARGS} --load_path {path}"
-            )
+        if not here and path.exists():
+            _check_unused(path)
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -91,6 +88,12 @@ class RunDir:
         if here:
             check_entries(path)
         run = cls(path, step=step)
+        try:
+            if not here:
+                _check_unused(path)  # again: another process may have begun and ended since
+        except ConfigError:
+            run.close()
+            raise
         try:
             if record is not None:
                 record.save(path)  # before args.yaml: settings without a record mean a run of an earlier version
@@ -201,6 +204,15 @@ def set_aside(path: str | os.PathLike[str]) -> Path | None:
         number += 1
     os.replace(path, aside)
     return aside
+
+
+def _check_unused(path: Path) -> None:
+    """Raise ConfigError if a new run in `path` would be mixed up with what is there."""
+    if not path.is_dir() or not is_unused(path):
+        raise ConfigError(
+            f"{path} {'already holds a run' if path.is_dir() else 'is a file'}; give another --run_dir, or go on "
+            f"with it: --config {path / ARGS} --load_path {path}"
+        )
 
 
 def _empty(path: Path) -> None:

@@ -157,6 +157,24 @@ def test_a_beginning_that_a_full_disk_ends_leaves_nothing_and_can_begin_again(tm
     assert args_file.read_args(path / "args.yaml")["iterations"] == 9
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_that_began_and_ended_meanwhile_is_not_taken_for_ones_own(tmp_path, monkeypatch, there):
+    path, lock = tmp_path / "run", run_dir._lock
+    if there:
+        path.mkdir()
+
+    def late(folder):
+        monkeypatch.setattr(run_dir, "_lock", lock)
+        RunDir.open(folder, ARGS).close()  # of another process, between the first look and the lock
+        return lock(folder)
+
+    monkeypatch.setattr(run_dir, "_lock", late)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunDir.open(path, ARGS)
+    assert (path / "args.yaml").is_file() and (path / "checkpoints").is_dir()
+    assert not run_dir.is_locked(path)
+
+
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     path = tmp_path / "run"
     # The child forks a grandchild that outlives it, as a worker pool would.
