@@ -1,17 +1,18 @@
 """A quickstart or game beside rivals that try, in one table.
 
 Trains the team of a config with each seed; then one agent alone, an adapter that speaks in all roles, with the same
-episodes and tokens: its rate is the one of RATES that is best on validation tasks with the first seed. The first team
-is evaluated with `--baselines`, whose choices are made on training and validation tasks. Every stage is a mafrt command
-whose results lie in the output folder; a stage that is there is not run again. A game whose form its base has not seen
-starts from imitated legal random play, as in `bench.reproduce.games`; so does the agent alone, by its own adapter.
+episodes and tokens: its rate is the one of RATES that is best on validation tasks with the first seed; where that is an
+end of them, up to FURTHER rates beyond it are tried too. The first team is evaluated with `--baselines`, whose choices
+are made on training and validation tasks. Every stage is a command whose results lie in the output folder; a stage
+that is there is not run again. A game whose form its base has not seen starts from imitated legal random play, as in
+`bench.reproduce.games`; so does the agent alone, by its own adapter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ from mafrt.environment.registry import make_env
 from mafrt.scripts import evaluate, train, train_math
 
 RATES = (1 / 3, 1.0, 3.0)
-"""of one agent alone, as factors of the config's"""
-OWN = frozenset({"role", "agent", "prompt", "prompt_at", "with_answer"})
+"""of one agent alone, as factors of the config's, each the same step from the next"""
+FURTHER = 2
+OWN = frozenset(
+    {"role", "agent", "prompt", "prompt_at", "with_answer", "temperature", "top_p", "top_k", "max_new_tokens", "stop"}
+)
 """keys of an agent in the team file that are its own also where all agents share one adapter"""
 Row = Mapping[str, Any]
 
@@ -81,9 +85,21 @@ def on_validation(folder: Path) -> float:
     return float(max(value for line in lines for key, value in line.items() if key.startswith("eval/avg@")))
 
 
+def tuned(score: Callable[[float], float]) -> tuple[float, int]:
+    """The factor with the best score, and how many were tried: RATES, and beyond the end of them where that is best."""
+    step, scores = RATES[1] / RATES[0], {factor: score(factor) for factor in RATES}
+    for _ in range(FURTHER):
+        best = max(scores, key=lambda factor: scores[factor])
+        if best not in (min(scores), max(scores)):
+            break
+        beyond = best / step if best == min(scores) else best * step
+        scores[beyond] = score(beyond)
+    return max(scores, key=lambda factor: scores[factor]), len(scores)
+
+
 def evaluated(args: argparse.Namespace, folder: Path, *words: object) -> list[Row]:
     """Rows of a run on held-out tasks, the team's own first."""
-    path: Path = folder.with_suffix(".json")
+    path: Path = args.output / f"{folder.name}.json"  # its name may have a point: with_suffix would cut the seed off
     if not path.is_file():
         best = folder / "best" if (folder / "best").is_dir() else folder
         run(evaluate.main, "--load_path", best, "--tasks", args.tasks, "--k", 4, *words, "--output", path)
@@ -120,15 +136,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         teams.append(own)
         rivals += beside
     profile = alone(config, args.output / "alone.json")
-    runs = {config["lr"] * factor: f"alone_{factor:.2g}" for factor in RATES}
-    scores, begin = {}, ("--profile_path", profile, *begun(args, config, profile))
-    for rate, name in runs.items():
-        words = (*begin, "--lr", rate)
-        scores[rate] = on_validation(trained(args, config, name, first, *words))
-    best = max(scores, key=lambda rate: scores[rate])
-    words = (*begin, "--lr", best)
-    single = [evaluated(args, trained(args, config, runs[best], seed, *words))[0] for seed in args.seeds]
-    label = f"one agent alone in all roles, at the best of {len(RATES)} rates ({best:.2g})"
+    # One adapter has nobody to take turns with: it learns from all that it says.
+    begin = ("--profile_path", profile, *begun(args, config, profile), "--agent_iteration_interval", 0)
+
+    def on_seed(factor: float, seed: int) -> Path:
+        return trained(args, config, f"alone_{factor:.2g}", seed, *begin, "--lr", config["lr"] * factor)
+
+    factor, tried = tuned(lambda factor: on_validation(on_seed(factor, first)))
+    best = config["lr"] * factor
+    single = [evaluated(args, on_seed(factor, seed))[0] for seed in args.seeds]
+    label = f"one agent alone in all roles, at the best of {tried} rates ({best:.2g})"
     text = table([over("team", teams), over(label, single), *rivals])
     (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bench.reproduce import rivals
-from bench.reproduce.rivals import alone, on_validation, over, table
+from bench.reproduce.rivals import alone, evaluated, on_validation, over, table, tuned
 from mafrt.scripts.baselines import table as baselines
 
 pytestmark = pytest.mark.takes(slow=40)
@@ -26,12 +26,38 @@ def test_one_agent_alone_speaks_in_all_roles_by_one_adapter(tmp_path):
     config = {"profile_path": "profiles/smollm2_math.json"}  # whose Actor has a rate of its own
     reasoner, actor = json.loads(alone(config, tmp_path / "team.json").read_text())
     assert set(actor) == {"role", "prompt", "with_answer", "adapter"} and reasoner["adapter"] == actor["adapter"]
+    config = {"profile_path": "profiles/referential.json"}  # whose scout is sampled at a temperature of its own
+    assert [agent.get("temperature") for agent in json.loads(alone(config, tmp_path / "team.json").read_text())] == [
+        None,
+        0.5,
+    ]
 
 
 def test_a_rate_is_judged_by_the_best_evaluation_of_its_run(tmp_path):
     lines = [{"eval/avg@2": score, "eval/pass@2": 1.0, "eval/greedy": 1.0} for score in (0.2, 0.6, 0.4)]
     (tmp_path / "evaluations.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert on_validation(tmp_path) == 0.6
+
+
+def test_rates_beyond_an_end_are_tried_where_it_is_best():
+    assert tuned(lambda factor: -abs(factor - 1)) == (1.0, 3)
+    assert tuned(lambda factor: -abs(factor - 9)) == (pytest.approx(9), 5)  # 1/3, 1, 3, 9, and 27 beyond it
+    assert tuned(lambda factor: -factor) == (pytest.approx(1 / 27), 5)
+
+
+def test_every_seed_of_an_agent_alone_has_scores_of_its_own(tmp_path, monkeypatch):
+    made = []
+
+    def evaluate(main, *words):
+        path = words[words.index("--output") + 1]
+        made.append(path.name)
+        metrics = {"eval/avg@4": len(made), "eval/greedy": 1}
+        path.write_text(json.dumps({"scores": {"task": [1, 0]}, "metrics": metrics, "baselines": [{}]}))
+
+    monkeypatch.setattr(rivals, "run", evaluate)
+    args = rivals.parse(["--output", str(tmp_path)])
+    found = [evaluated(args, tmp_path / f"alone_0.33_{seed}")[0]["sampled"] for seed in (1, 2)]
+    assert found == [1, 2] and made == ["alone_0.33_1.json", "alone_0.33_2.json"]
 
 
 @pytest.mark.nightly
