@@ -29,6 +29,7 @@ from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import evaluation_env, load_sets, several
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
+from mafrt.envs.workflows.registry import team_file
 from mafrt.rollout.player import Player
 from mafrt.rollout.thought_notes import note_thoughts
 from mafrt.runners import evaluation
@@ -260,7 +261,7 @@ def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Tea
         return env, prepared.team
     if settings["env"] is not None:
         return _named_environment(settings, settings["env"])
-    team = load_team(settings, "profiles/quickstart_math.json")
+    team = load_team(settings, team_file(settings["workflow"]) or "profiles/quickstart_math.json")
     source = settings["dataset_path"]
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}

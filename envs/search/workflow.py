@@ -58,6 +58,8 @@ class SearchWorkflow(Workflow):
     uses_tools = True
     tool = "search"
 
+    profile = "profiles/search.json"
+
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:
         super().__init__(team, horizon, judge_lines)
         if len(self.names) != 3 or self.answering != self.names[-1:]:

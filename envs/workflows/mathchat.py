@@ -34,6 +34,8 @@ class MathChat(Chain):
     uses_tools = True
     plans = False
 
+    profile = "profiles/mathchat.json"
+
     def __init__(
         self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None, tool_turns: int = 2
     ) -> None:

@@ -58,6 +58,8 @@ class ProCon(Workflow):
     `consistent` (share of the turns that do not take the other side or leave the speaker's own answer).
     """
 
+    profile = "profiles/pro_con.json"
+
     def __init__(
         self, team: Team, horizon: int, judge_lines: bool, verdict: str | None = None, sides: str = "by_task"
     ) -> None:

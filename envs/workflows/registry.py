@@ -54,7 +54,7 @@ WORKFLOWS = Workflows(
         "vote": "mafrt.envs.workflows.simultaneous:Vote",
         "debate": "mafrt.envs.workflows.simultaneous:Debate",
         "pro_con": "mafrt.envs.workflows.pro_con:ProCon",
-        "summary": "mafrt.envs.workflows.simultaneous:Summarise",
+        "summary": "mafrt.envs.workflows.simultaneous:Summary",
         "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
         "search": "mafrt.envs.search.workflow:SearchWorkflow",
         "tools": "mafrt.envs.tools.workflow:ToolWorkflow",
@@ -71,6 +71,11 @@ def register_workflow(name: str, factory: Callable[..., Workflow]) -> None:
     if not callable(factory):
         raise ConfigError(f"the factory of workflow {name!r} must be a class or function, found {factory!r}")
     WORKFLOWS.register(name, factory)
+
+
+def team_file(name: str) -> str | None:
+    """The team file that a workflow brings, by its name or `package.module:Class`; None if it brings none."""
+    return getattr(WORKFLOWS.resolve(name), "profile", None)
 
 
 def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **options: Any) -> Workflow:

@@ -24,6 +24,8 @@ class Debate(Workflow):
     whose last answer is their first).
     """
 
+    profile = "profiles/solvers.json"
+
     def __init__(self, team: Team, horizon: int, judge_lines: bool, judge: bool = False) -> None:
         super().__init__(team, horizon, judge_lines)
         self.judge = self.names[-1] if judge else None
@@ -111,7 +113,7 @@ class Mixture(Debate):
         super().__init__(team, horizon, judge_lines, judge=True)
 
 
-class Summarise(Mixture):
+class Summary(Mixture):
     """All but the last agent answer at once, without seeing each other; the last one reads all and answers."""
 
     def __init__(self, team: Team, horizon: int = 1, judge_lines: bool = True) -> None:

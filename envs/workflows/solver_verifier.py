@@ -32,6 +32,8 @@ class SolverVerifier(Chain):
 
     plans = False
 
+    profile = "profiles/solver_verifier.json"
+
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:
         super().__init__(team, horizon, judge_lines, sees)
         if len(self.names) < 2 or self.names[-1] in self.answering:

@@ -137,6 +137,8 @@ class Workflow:
     """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
     graded: bool = True
     """Whether an episode ends with answers to grade, whose grade is the outcome."""
+    profile: ClassVar[str | None] = None
+    """The team file, of those that ship, that `train_math` and `evaluate` take where none is named; None: their own."""
     plans: ClassVar[bool] = False
     """Whether turns of agents without `with_answer` are plans for those that answer."""
     tool: ClassVar[str] = "python"

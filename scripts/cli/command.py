@@ -12,7 +12,7 @@ import argparse
 import importlib
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -96,6 +96,8 @@ class Command:
     """setting that the words before the first flag belong to, as in `mafrt report runs/A runs/B`"""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """flags that this command takes and hands to another one, with their help"""
+    follows: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """what settings that nobody gave are, by the values of those that were given"""
 
     def settings(self, algorithm: str | None = None) -> dict[str, Setting]:
         """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
@@ -215,6 +217,8 @@ class Command:
         weaker = _set_aside(flags, stored) | _set_aside(flags.keys() | stored.keys(), below or {})
         values |= {name: self.default(known[name]) for name in weaker & known.keys()}
         given, named = given - weaker, named - weaker
+        if self.follows is not None:
+            values |= self.follows({name: values[name] for name in given | (below or {}).keys() & known.keys()})
         refuse_absurd(values)
         if "sandbox" in given:
             from mafrt.sandbox.factory import check_sandbox  # opened only where a program is run, if one is

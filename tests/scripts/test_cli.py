@@ -23,11 +23,13 @@ from tokenizers import Regex, normalizers
 
 from mafrt.algorithms import ALGORITHMS
 from mafrt.config.algorithm import AlgorithmSettings
+from mafrt.config.team import Team
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.extras import extras, install, package_name
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.envs.math.build import problems
+from mafrt.envs.workflows.registry import WORKFLOWS
 from mafrt.scripts import bench, check_env, collect, evaluate, info, show, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
@@ -118,6 +120,20 @@ def test_a_command_has_defaults_of_its_own_below_the_yaml(tmp_path):
     assert command.read([], below={"iterations": 6, "unheard_of": 1})["iterations"] == 6
     (tmp_path / "a.yaml").write_text("iterations: 7")
     assert command.read(["--config", str(tmp_path / "a.yaml")], below={"iterations": 6})["iterations"] == 7
+
+
+def test_a_workflow_brings_its_team_unless_one_is_named(tmp_path):
+    read, own = train_math.COMMAND.read, ["--profile_path", "mine.json"]
+    for name, kind in WORKFLOWS.all():
+        wanted = kind.profile or "profiles/quickstart_math.json"
+        assert read(["--workflow", name])["profile_path"] == wanted
+        assert read(["--workflow", name, *own])["profile_path"] == "mine.json"
+        if kind.profile is not None:
+            kind(Team.load(shipped(kind.profile)), 2 if name == "search" else 1, True)  # which takes it
+    run = {"profile_path": "profiles/math_dual.json", "workflow": "chain"}
+    assert read(["--workflow", "vote"], below=run)["profile_path"] == run["profile_path"]
+    (tmp_path / "a.yaml").write_text("workflow: debate")
+    assert read(["--config", str(tmp_path / "a.yaml")])["profile_path"] == "profiles/solvers.json"
 
 
 @pytest.mark.parametrize(
