@@ -29,6 +29,7 @@ from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, T
 from mafrt.environment.chat_api.server import ChatServer, Said
 from mafrt.envs.program.episode import PendingCall, ProgramEnd, ProgramEpisode
 from mafrt.envs.program.runner import Start, command_runner, function_runner, start_error
+from mafrt.envs.tools.strict_calls import held_to_strict
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +217,14 @@ class ProgramEnv(Env):
         self._sampled = {}
         for agent, text in actions.items():
             call = self._calls.pop(agent)
-            if not call.answer.done():  # a client that has gone cancels its call
-                call.answer.set_result(_reply(call.call, text, sampled.get(agent, Sampled(0, 0, "eos"))))
+            if call.answer.done():  # a client that has gone cancels its call
+                continue
+            try:
+                made = held_to_strict(call.call, _reply(call.call, text, sampled.get(agent, Sampled(0, 0, "eos"))))
+            except ApiError as error:
+                call.answer.set_exception(error)
+            else:
+                call.answer.set_result(made)
         calls = self._next()
         if not isinstance(calls, ProgramEnd):
             if self.step_count + 1 >= (self.max_steps or self.step_count + 2):

@@ -7,15 +7,17 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import shortened
 from mafrt.core.types import Completion
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, before_stop, tokens_of
 from mafrt.environment.chat_api.server import Said
 from mafrt.environment.tool_calls import visible
+from mafrt.envs.tools.strict_calls import held_to_strict
 from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.scripts.serving.workflow import play_problem
 
@@ -85,7 +87,9 @@ class TeamAnswers:
             pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, said, ends)
         job = team.queue.submit(request, pieces)
         decode = team.voices[call.model].tokenizer.decode if call.logprobs else None
-        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call, decode, team))
+        pass_on = partial(_pass_on, answer=answer, prompt_tokens=prompt_tokens, call=call, decode=decode, team=team)
+        # The arguments of strict tools are checked outside the engine's thread.
+        job.add_done_callback(partial(self._pool.submit, pass_on) if call.strict and not call.schema else pass_on)
         answer.add_done_callback(lambda done: job.leave() if done.cancelled() else None)
         return answer
 
@@ -173,9 +177,11 @@ def _pass_on(
         return
     team.remember(call.model, call.messages, text, made.ids)
     tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)
-    answer.set_result(
-        ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)
-    )
+    reply = ChatReply(text, made.stop == "length" and not stopped, prompt_tokens, len(made.ids), tokens, stopped)
+    try:
+        answer.set_result(reply if call.schema else held_to_strict(call, reply))
+    except MafrtError as error:
+        answer.set_exception(error)
 
 
 _HALF = "\ufffd"

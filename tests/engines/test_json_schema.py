@@ -25,7 +25,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.grammar import Grammars
 from mafrt.engines.requests import check_requests
 from mafrt.environment.chat_api.completions import Completions
-from mafrt.environment.chat_api.protocol import ApiError, ChatCall
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, parts_of
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.registry import make_env
 from mafrt.models.shared_base import SharedBase
@@ -293,6 +293,46 @@ def test_a_strict_tool_that_must_be_called_gets_arguments_of_its_schema(served):
         assert block.type == "tool_use" and fits(block.name, block.input)
 
 
+@pytest.mark.slow
+def test_a_form_beside_tools_is_an_answer_of_the_form_or_one_call(served):
+    _, _, client = served
+    form = {"type": "json_schema", "json_schema": {"name": "v", "schema": Verdict.model_json_schema()}}
+    tools = [{"type": "function", "function": tool} for tool in STRICT]
+    loose = [{"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}]
+    kinds = set()
+    for seed in range(8):
+        asked = {"model": "actor", "messages": ASK, "seed": seed, "response_format": form}
+        [choice] = client.chat.completions.create(**asked, tools=tools).choices
+        kinds.add(choice.finish_reason)
+        if choice.finish_reason == "tool_calls":
+            [call] = choice.message.tool_calls
+            assert choice.message.content is None and fits(call.function.name, call.function.arguments)
+        else:
+            assert Verdict.model_validate_json(choice.message.content)
+    assert kinds == {"tool_calls", "stop"}
+    [choice] = client.chat.completions.create(**asked, tools=loose, tool_choice="required", max_tokens=200).choices
+    assert choice.finish_reason in ("length", "tool_calls")
+    [choice] = client.chat.completions.create(**asked, tools=tools, tool_choice="none").choices
+    assert Verdict.model_validate_json(choice.message.content)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "say", "arguments": {"n": 1}}', 1),
+        ('{"name": "sat", "arguments": {"n": 1}}', 0),
+        ('{"name": "say", "arguments": {"n": 1}, "also": 2}', 0),
+        ('{"says": "<tool_call>{\\"name\\": \\"say\\", \\"arguments\\": {\\"n\\": 1}}</tool_call>"}', 0),
+        ('{"name": "say", "argum', 0),
+    ],
+)
+def test_an_answer_of_a_form_is_a_call_as_a_whole_or_not_at_all(text, calls):
+    body = {"model": "actor", "messages": ASK, "tools": [{"type": "function", "function": tool} for tool in STRICT]}
+    call = Completions().parse({**body, "response_format": {"type": "json_object"}})
+    words, said = parts_of(call, ChatReply(text))
+    assert len(said) == calls and words == ("" if calls else text)
+
+
 @pytest.mark.parametrize(
     ("choice", "strict"), [("auto", (True, True)), ("none", (True, True)), ("required", (True, False))]
 )
@@ -322,8 +362,9 @@ def test_what_cannot_be_honoured_is_refused(served):
 
     class Whole:
         def generate(self, requests):
-            return [Completion([1], [0.0], "eos", "no JSON", 0)]
+            return [Completion([1], [0.0], "eos", said, 0)]
 
+    said = "no JSON"
     before, team.queue = team.queue, EngineQueue(Whole())
     asked = {"model": "actor", "messages": ASK, "response_format": {"type": "json_object"}}
     try:
@@ -331,7 +372,12 @@ def test_what_cannot_be_honoured_is_refused(served):
             client.chat.completions.create(**asked)
         asked = {"model": "actor", "messages": ASK, "tool_choice": "required",
                  "tools": [{"type": "function", "function": STRICT[0]}]}  # fmt: skip
-        assert client.chat.completions.create(**asked).choices[0].message.content == "no JSON"  # strict is a wish there
+        assert client.chat.completions.create(**asked).choices[0].message.content == "no JSON"
+        for to, fit in (("a1", True), ("a2", False)):  # there is no grammar here: what does not fit is words
+            told = json.dumps({"name": "move", "arguments": {"to": to, "takes": True}})
+            said = f"<tool_call>{told}</tool_call>"
+            message = client.chat.completions.create(**asked).choices[0].message
+            assert bool(message.tool_calls) is fit and message.content == (None if fit else said)
     finally:
         team.queue.close()
         team.queue = before

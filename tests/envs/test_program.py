@@ -123,6 +123,35 @@ def test_stop_texts_and_log_probabilities_reach_the_program(tmp_path):
     assert env.step({"a": "one END two"}).info["outcome"] == -0.75
 
 
+def strict(**parameters):
+    schema = {"type": "object", "properties": {"n": parameters}, "required": ["n"], "additionalProperties": False}
+    return [{"type": "function", "function": {"name": "say", "parameters": schema, "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "fits"),
+    [
+        ({"type": "integer"}, 4, True),
+        ({"type": "integer"}, "four", False),
+        ({"type": "string", "pattern": "^(a+)+$"}, "a" * 60 + "b", False),  # nobody waits for its end
+    ],
+)
+def test_a_call_that_does_not_fit_a_strict_tool_is_words(tmp_path, parameters, given, fits):
+    env = asking(
+        tmp_path,
+        f"tools={strict(**parameters)!r}",
+        "return float(bool(choices[0].message.tool_calls)) + 2 * float('say' in (choices[0].message.content or ''))",
+    )
+    said = json.dumps({"name": "say", "arguments": {"n": given}})
+    assert env.step({"a": f"<tool_call>{said}</tool_call>"}).info["outcome"] == (1.0 if fits else 2.0)
+
+
+def test_a_strict_tool_without_a_schema_that_is_one_is_named(tmp_path):
+    env = asking(tmp_path, f"tools={strict(type='frog')!r}", "return 1.0")
+    with pytest.raises(EnvError, match="'parameters' that are no JSON schema"):
+        env.step({"a": '<tool_call>{"name": "say", "arguments": {"n": 1}}</tool_call>'})
+
+
 def test_several_answers_to_a_call_are_a_turn_each(tmp_path):
     env = asking(
         tmp_path,

@@ -63,8 +63,10 @@ class ChatCall:
     """name of a tool -> JSON schema of its arguments"""
     one_call: bool = False
     """whether at most one tool may be called in an answer"""
+    strict: tuple[str, ...] = ()
+    """of these tools, those whose calls must fit their schemas"""
     schema: str = ""
-    """JSON schema, as JSON, that the answer must fit; empty for plain text"""
+    """JSON schema, as JSON, that the answer must fit, be it a call or not; empty for plain text"""
     forced: str = ""
     """JSON schema, as JSON, of the call of a strict tool that the answer must be; empty where none must be called"""
     logprobs: bool = False
@@ -97,6 +99,8 @@ class ChatReply:
     """of the answer without its end token; empty unless the call asks for them"""
     stopped: str = ""
     """the stop text that ended it; empty if none did"""
+    misfit: bool = False
+    """whether the arguments of one of its calls do not fit a `strict` schema, so that all of it is words"""
     others: tuple[ChatReply, ...] = ()
     """further answers to the same call"""
 
@@ -349,15 +353,34 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
     return Tools(tuple(function for function in functions if function["name"] == name), must=name, one=one)
 
 
-def forced_call(tools: Tools, given: Any) -> str:
-    """The JSON schema, as JSON, of the one call that an answer must be; empty where it may be something else.
+def bounds(tools: Tools, given: Any, form: Any, where: str) -> dict[str, Any]:
+    """The fields of a `ChatCall` that come of its tools and of the form of its answer. Raises ApiError (400).
 
-    A call must be made, and all tools that it may be of are `strict`. `given`: the request's `tools`.
+    Args:
+        tools: as they may be called.
+        given: the request's `tools`, of which some may be `strict`.
+        form: the response format, which stands in the field `where`.
     """
-    strict = {part.get("name") for tool in given or () for part in (tool, tool.get("function"))
+    marked = {part.get("name") for tool in given or () for part in (tool, tool.get("function"))
               if isinstance(part, dict) and part.get("strict") is True}  # fmt: skip
-    if not tools.must or not strict.issuperset(tools.names):
-        return ""
+    strict = tuple(name for name in tools.names if name in marked)
+    schema, forced = read_form(form, where), ""
+    if schema and tools.functions:
+        schema = _one_of_calls(tools, strict, () if tools.must else (json.loads(schema),))
+    elif tools.must and len(strict) == len(tools.names):
+        forced = _one_of_calls(tools, strict)
+    return {
+        "tool_names": tools.names,
+        "schemas": tools.schemas,
+        "one_call": tools.one,
+        "strict": strict,
+        "schema": schema,
+        "forced": forced,
+    }
+
+
+def _one_of_calls(tools: Tools, strict: Collection[str], others: Sequence[Any] = ()) -> str:
+    """The JSON schema, as JSON, of a call of one of the tools, or of what one of the other schemas takes."""
     calls = [
         {
             "type": "object",
@@ -367,11 +390,11 @@ def forced_call(tools: Tools, given: Any) -> str:
         }
         for number, name in enumerate(tools.names)
     ]
-    schemas = {
-        str(number): {**_moved(tools.schemas.get(name, {}), f"#/$defs/{number}"), "type": "object"}
-        for number, name in enumerate(tools.names)
-    }
-    return json.dumps({"anyOf": calls, "$defs": schemas})
+    own = [tools.schemas.get(name, {}) if name in strict else {} for name in tools.names]
+    schemas = [*({**schema, "type": "object"} for schema in own), *others]
+    answers = [{"$ref": f"#/$defs/{number}"} for number in range(len(own), len(schemas))]
+    defs = {str(number): _moved(schema, f"#/$defs/{number}") for number, schema in enumerate(schemas)}
+    return json.dumps({"anyOf": [*calls, *answers], "$defs": defs})
 
 
 def _moved(part: Any, to: str) -> Any:
@@ -388,7 +411,7 @@ def _moved(part: Any, to: str) -> Any:
     return {**moved, "$ref": to + own[1:]} if isinstance(own, str) and own.startswith("#") else moved
 
 
-def read_form(given: Any, where: str, tools: Tools) -> str:
+def read_form(given: Any, where: str) -> str:
     """The JSON schema that a response format asks for, as JSON; empty for plain text. Raises ApiError (400)."""
     kind = given.get("type") if isinstance(given, dict) else given
     if given is None or kind == "text":
@@ -403,8 +426,6 @@ def read_form(given: Any, where: str, tools: Tools) -> str:
         raise ApiError(400, f"{where!r} must be of type text, json_object or json_schema, found {brief(kind)}")
     if not isinstance(schema, dict):
         raise ApiError(400, f"{where!r} must have a 'schema' that is an object, found {brief(schema)}")
-    if tools.functions:
-        raise ApiError(400, f"{where!r} leaves no room for a call of a tool; give it in a call without 'tools'")
     return json.dumps(schema)
 
 
@@ -585,13 +606,28 @@ class SaidCall(NamedTuple):
 
 def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
     """The words of a reply and its calls of tools."""
-    if not call.tool_names:
+    if not call.tool_names or reply.misfit:
         return clean_text(reply.text), []
+    if call.schema:
+        tool = _whole_call(call, reply.text)
+        return ("", [tool]) if tool is not None else (clean_text(reply.text), [])
     words, written = split_calls(reply.text, False, {name: call.schemas.get(name, {}) for name in call.tool_names})
     calls = [SaidCall(clean_text(tool.name), _arguments(tool, call)) for tool in written if isinstance(tool, ToolCall)]
     if not calls:
         return clean_text(reply.text), []
     return clean_text(words), calls[:1] if call.one_call else calls
+
+
+def _whole_call(call: ChatCall, text: str) -> SaidCall | None:
+    """The call that a text of the call's schema is; None if it is an answer."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):  # cut
+        return None
+    known = isinstance(said, dict) and said.keys() == {"name", "arguments"} and said["name"] in call.tool_names
+    if not known or not isinstance(said["arguments"], dict):
+        return None
+    return SaidCall(said["name"], clean_text(json.dumps(_finite(said["arguments"]), ensure_ascii=False)))
 
 
 def _arguments(tool: ToolCall, call: ChatCall) -> str:
