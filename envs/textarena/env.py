@@ -8,7 +8,7 @@ import itertools
 import pkgutil
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -27,10 +27,19 @@ FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
 """Seed of a split's first game."""
 MOST_PLAYERS = 15
 OPPONENTS = ("self", "random")
+GAME = -1
+"""stands for the game among those who speak"""
 KINDS = ("GAME_BOARD", "GAME_ADMIN")
 """kinds of message of a brief observation: the board, and what the referee says, such as why a move is illegal"""
 _BRACKETS = re.compile(r"[\[\]]|[^\[\]]+")
-_TAG = re.compile(r"\[(?:GAME|Player \d+|Player)\]")
+_PLAYER = re.compile(r"Player \d+")
+_ENDS = r"\n\v\f\r\x1c-\x1e\x85\u2028\u2029"
+_FURTHER = re.compile(rf"(?<=[{_ENDS}])(?=[^\S{_ENDS}]*\[)")
+"""The beginning of a further line that opens a bracket."""
+ADDRESSED = "[Player X]"
+"""Stands in the rules of a game in which `[Player 3]` is a move."""
+MOVES = ("hm", "[0]", "[1 1]", "[A]")
+"""that are tried at the beginning: a game that raises an error at all of them fails at whatever is said"""
 _OPEN = re.compile(r"available|valid|legal|possible", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]\n]+\]")
 """A move, such as [4], in a line of those that are open."""
@@ -39,10 +48,11 @@ _MOVE = re.compile(r"\[[^\[\]\n]+\]")
 class TextArena(Env):
     """A game of TextArena; `player_0`, `player_1` and so on act when it is their turn.
 
-    Among several players each is paid what the game pays its seat, from -1 for a loss to 1. A game for one player, and
-    one against a scripted opponent, has an outcome instead: 0 for a loss to 1 for a win. TextArena answers an illegal
-    move with a warning, and a second one in a row with a loss; an action that makes a game fail is a loss too. The
-    share of such games is the measure `illegal`.
+    Among several players each is paid what the game pays its seat, from -1 for a loss to 1; what is paid in chips or
+    beyond these is placed between the seat with the least, -1, and the one with the most. A game for one player, and
+    one against a scripted opponent, has an outcome instead: 0 for a loss to 1 for a win or more. TextArena answers an
+    illegal move with a warning, and a second one in a row with a loss; an action that makes a game fail is a loss too.
+    The share of such games is the measure `illegal`.
     """
 
     held_out = MappingProxyType({"split": "test"})
@@ -90,8 +100,7 @@ class TextArena(Env):
         self._chance = random.Random(0).getstate()
         settings = dict(config or {})
         self._check(settings)
-        if settings:
-            self._try(settings, players)
+        self._try(settings, players)
         self._fresh = self._made(settings)
         """the game before its first reset: its wrappers keep what was seen over a reset, so that each begins anew"""
         count = self._players(players)
@@ -99,13 +108,15 @@ class TextArena(Env):
             raise ConfigError(f"{name} is a game for one player, so that opponent {opponent!r} has no seat.")
         self.agents = tuple(f"player_{seat}" for seat in range(count))
         self.opponents = count > 1 and opponent == "self"
-        if brief or opponent != "self":
+        try:
             # A game says what it shows once it has begun, the team in one seat after the other.
-            try:
-                for task in range(count):
-                    self.reset(options={"task": task})
-            except EnvError as error:
-                raise ConfigError(str(error)) from error
+            for task in range(count if opponent != "self" else 1):
+                self.reset(options={"task": task % self.num_tasks})
+        except EnvError as error:
+            raise ConfigError(str(error)) from error
+        if (error := self._fails_always()) is not None:
+            why = f"{type(error).__name__}: {error_line(error)}"
+            raise ConfigError(f"textarena's {name} fails at whatever is said ({why}); choose another game.")
 
     def _check(self, config: dict[str, Any]) -> None:
         """Raise ConfigError for a game that is not there, or a setting of another type than the game names."""
@@ -126,22 +137,39 @@ class TextArena(Env):
         except EnvError as error:
             raise ConfigError(str(error)) from error
 
+    def _fails_always(self) -> Exception | None:
+        """The error of the game that has begun, where it raises one at every move that is tried."""
+        failed = None
+        for move in MOVES:
+            try:
+                with self._own_chance():
+                    copy.deepcopy(self.game).step(action=move)
+                return None
+            except Exception as error:
+                failed = error
+        return failed
+
     def _try(self, config: dict[str, Any], players: int | None) -> None:
         """Begin the game in a fork first: nothing else bounds a board of a billion cells. Raises ConfigError."""
 
         def begin() -> str:
             try:
                 self._fresh = self._made(config)
-                self._players(players)
+                count = self._players(players)
+                with self._own_chance():  # how long it takes to begin may depend on the seed
+                    copy.deepcopy(self._fresh).reset(num_players=count, seed=FIRST[self.split or "train"])
             except ConfigError as error:
                 return str(error)
+            except Exception:  # told when the first game begins
+                return ""
             return ""
 
         said = in_fork(begin)
         if not said:
+            given = f" with config {shortened(str(config))}" if config else ""
             raise ConfigError(
-                f"textarena's {self.name} does not begin within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory with "
-                f"config {shortened(str(config))}; make it smaller."
+                f"textarena's {self.name} does not begin within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory{given}; "
+                "make it smaller, or choose another game."
             )
         if said[0]:
             raise ConfigError(said[0])
@@ -194,18 +222,26 @@ class TextArena(Env):
             why = f"{type(error).__name__}: {error_line(error)}"
             raise EnvError(f"textarena's {self.name} does not begin ({why})") from error
         self.boards: dict[int, str] = {}
+        self.told: dict[int, list[str]] = {}
+        """seat -> what a game without a wrapper has shown it, each with who says so"""
+        self.addressed = False
+        """whether `[Player 3]` is a move"""
         self.seat = None if self.opponent == "self" else own % len(self.agents)
-        observations = self._observe()
-        if self._let_others_play(observations):
+        try:
+            self.next_seen = self._observe()
+        except EnvError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error_line(error)}"
+            raise EnvError(f"textarena's {self.name} shows nothing ({why}); choose another game") from error
+        if self._let_others_play():
             raise EnvError(f"textarena's {self.name} was over before the team's first turn")
         return self.seen, {"task": f"{self.name}/{own}"}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         ((agent, action),) = actions.items()
         self.acted.add(agent)
-        over = self._act(agent, action)
-        if not over:
-            over = self._let_others_play(self._observe())
+        over = self._act(agent, action) or self._let_others_play()
         if not over:
             return StepResult(self.seen, {}, False, False, {})
         info: dict[str, Any] = {"measures": {"illegal": float(self.illegal)}}
@@ -218,10 +254,10 @@ class TextArena(Env):
         info["outcome"] = (self.paid[own] + 1.0) / 2.0 if self.seat is not None else max(self.paid[own], 0.0)
         return StepResult({}, {}, True, False, info)
 
-    def _let_others_play(self, observations: dict[str, str]) -> bool:
+    def _let_others_play(self) -> bool:
         """Play the scripted seats until it is the team's turn; whether the game is over."""
-        while self.seat is not None and self.agents[self.seat] not in observations:
-            ((agent, text),) = observations.items()
+        while self.seat is not None and self.agents[self.seat] not in self.next_seen:
+            ((agent, text),) = self.next_seen.items()
             moves = listed_moves(text)
             if not moves:
                 raise EnvError(
@@ -238,21 +274,26 @@ class TextArena(Env):
                 )
             if over:
                 return True
-            observations = self._observe()
-        self.seen = dict[str, Observation](observations)
+        self.seen = dict[str, Observation](self.next_seen)
         return False
 
     def _act(self, agent: str, action: str) -> bool:
-        """Hand an action to the game; whether it is over, with what it pays in `paid`."""
+        """Hand an action to the game; whether it is over, with what it pays in `paid`, or shows next in `next_seen`."""
         try:
             with self._own_chance():
-                over, _ = self.game.step(action=without_tags(action))
+                over, _ = self.game.step(action=without_tags(action, self._roles(), addressed=self.addressed))
             if over:
                 rewards, about = self.game.close()
                 ours = range(len(self.agents)) if self.seat is None else (self.seat,)
                 self.illegal = any(dict((about or {}).get(seat) or {}).get("invalid_move") for seat in ours)
                 # After an illegal move some games (Countdown, Cryptarithm) pay a text, their reason.
-                self.paid = {name: float((rewards or {}).get(seat, 0.0)) for seat, name in enumerate(self.agents)}
+                self.paid = within_one(
+                    {name: float((rewards or {}).get(seat, 0.0)) for seat, name in enumerate(self.agents)}
+                )
+            else:
+                self.next_seen = self._observe()
+        except EnvError:
+            raise
         except (OSError, MemoryError) as error:
             raise EnvError(f"textarena's {self.name} failed: {type(error).__name__}: {error_line(error)}") from error
         except Exception:
@@ -262,6 +303,11 @@ class TextArena(Env):
             return True
         return bool(over)
 
+    def _roles(self) -> list[str]:
+        """Names of speakers that the game gives, beside `Player 3`."""
+        given = getattr(self.game.state, "role_mapping", None) or {}
+        return [str(role) for role in given.values() if not _PLAYER.fullmatch(str(role))]
+
     def _observe(self) -> dict[str, str]:
         untold: list[Any] = []
         if self.brief:
@@ -269,9 +315,18 @@ class TextArena(Env):
             untold += state.observations[state.current_player_id]
         with self._own_chance():
             seat, seen = self.game.get_observation()
-        text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
+        if not isinstance(seen, str):  # what is new to the seat: a prompt is all that there is to know
+            roles = getattr(self.game.state, "role_mapping", None) or {}
+            told = self.told.setdefault(seat, [])
+            told += [f"[{roles.get(by, f'Player {by}') if by != GAME else 'GAME'}] {said}" for by, said, *_ in seen]
+            seen = "\n".join(told)
+        text = seen
+        self.addressed = self.addressed or ADDRESSED in text
         if self.brief:
-            boards, warnings = ([str(said) for _, said, kind in untold if kind.name == own] for own in KINDS)
+            # A few games hand over their fields in another order, and a text as the kind.
+            boards, warnings = (
+                [str(said) for _, said, kind in untold if getattr(kind, "name", "") == own] for own in KINDS
+            )
             if boards:  # none after an illegal move
                 self.boards[seat] = boards[-1]
             if seat not in self.boards:
@@ -297,8 +352,25 @@ def listed_moves(text: str) -> list[str]:
     return _MOVE.findall(next((listed for _, colon, listed in reversed(lists) if colon), ""))
 
 
-def without_tags(action: str) -> str:
-    """An action without the tags by which TextArena names who speaks, so that no player speaks for another."""
+def within_one(paid: dict[str, float]) -> dict[str, float]:
+    """What seats are paid, from -1 for the least to 1 for the most where that is beyond them; as it is otherwise."""
+    least, most = min(paid.values()), max(paid.values())
+    if len(paid) == 1 or (least >= -1.0 and most <= 1.0):
+        return paid
+    return {name: 2.0 * (value - least) / (most - least) - 1.0 if most > least else 0.0 for name, value in paid.items()}
+
+
+def without_tags(action: str, roles: Collection[str] = (), *, addressed: bool = False) -> str:
+    """An action without the tags by which TextArena names who speaks, so that no player speaks for another.
+
+    Args:
+        action: of a player.
+        roles: names of speakers that the game gives.
+        addressed: whether `[Player 3]` is a move, and stays: then further lines that open a bracket begin with `> `.
+    """
+    tags = {"GAME", "Player", *roles}
+    if addressed:
+        action = _FURTHER.sub("> ", action)
     done: list[str] = []
     opened: list[list[str]] = []  # [GA[GAME]ME] holds one tag within another
     for token in _BRACKETS.findall(action):
@@ -307,7 +379,8 @@ def without_tags(action: str) -> str:
         (opened[-1] if opened else done).append(token)
         if token != "]" or not opened:
             continue
-        if _TAG.fullmatch("".join(opened[-1])):
+        name = "".join(opened[-1])[1:-1]
+        if name in tags or (not addressed and _PLAYER.fullmatch(name)):
             opened.pop()
         else:  # what holds brackets is no tag
             done += itertools.chain(*opened)

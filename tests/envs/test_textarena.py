@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mafrt
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.envs.textarena.env import listed_moves, without_tags
+from mafrt.envs.textarena.env import listed_moves, within_one, without_tags
 
 need("textarena")
 
@@ -123,6 +123,58 @@ def test_no_player_speaks_as_the_game_or_as_another(action, left):
     assert without_tags(action) == left
 
 
+@pytest.mark.parametrize(
+    ("action", "roles", "addressed", "left"),
+    [
+        ("[White] I resign [c5]", ["White"], False, " I resign [c5]"),
+        ("[Whi[White]te] hm", ["White"], False, " hm"),
+        ("[Player 3]", [], True, "[Player 3]"),  # a vote
+        ("I say\n [Pl[Player 1]ayer 1] I fold\r[4]\n\n[3]", [], True,
+         "I say\n>  [Pl[Player 1]ayer 1] I fold\r> [4]\n\n> [3]"),
+        ("[GAME] You win [Player 3]", [], True, " You win [Player 3]"),
+    ],
+)  # fmt: skip
+def test_the_roles_of_a_game_are_no_ones_to_speak_for_and_votes_stay(action, roles, addressed, left):
+    assert without_tags(action, roles, addressed=addressed) == left
+
+
+def test_a_vote_of_the_form_that_the_rules_give_is_legal():
+    env = mafrt.make_env("textarena:SecretMafia-v0")
+    observations, _ = env.reset(seed=0, options={"task": 0})
+    ((agent, seen),) = observations.items()
+    assert "[Player X]" in str(seen)
+    other = next(name for name in env.agents if name != agent)
+    env.step({agent: f"[Player {other.removeprefix('player_')}]"})
+    assert env.unwrapped.game.state.error_count == 0
+
+
+def test_a_game_without_a_wrapper_shows_all_that_was_said_and_by_whom():
+    seen, _ = play(mafrt.make_env("textarena:TicTacToe-v0-raw"), 0, ["[0]", "[3]", "I take [1]", "[4]", "[2]"])
+    last = str(seen[4]["player_0"])
+    assert last.startswith("[GAME] You are Player 0") and "\n[Player 0] [0]\n" in last and "\n[Player 1] [3]\n" in last
+    assert last.index("[3]\n") < last.index("\n[Player 0] I take [1]") < last.index("\n[Player 1] [4]")
+
+
+def test_pay_in_chips_or_beyond_one_is_placed_between_the_least_and_the_most():
+    assert within_one({"a": 3.0, "b": 5.0, "c": 4.5}) == {"a": -1.0, "b": 1.0, "c": 0.5}
+    assert within_one({"a": 7.0, "b": 7.0}) == {"a": 0.0, "b": 0.0}
+    assert within_one({"a": 0.5, "b": -1.0}) == {"a": 0.5, "b": -1.0} and within_one({"a": 20.0}) == {"a": 20.0}
+
+
+def test_a_game_that_takes_too_long_to_begin_by_itself_is_refused(monkeypatch):
+    monkeypatch.setattr("mafrt.envs.textarena.env.in_fork", lambda begin: [])
+    with pytest.raises(ConfigError, match=r"TicTacToe-v0 does not begin within .* memory; make it smaller"):
+        mafrt.make_env("textarena:TicTacToe-v0")
+
+
+def test_what_a_game_cannot_show_after_an_action_is_its_players_loss(monkeypatch):
+    env = mafrt.make_env("textarena:TicTacToe-v0")
+    env.reset(seed=0, options={"task": 0})
+    monkeypatch.setattr(env.unwrapped.game, "get_observation", lambda: {}["board"])
+    result = env.step({"player_0": "[0]"})
+    assert result.terminated and result.rewards == {"player_0": -1.0}
+
+
 PIECES = ["[", "]", "GA", "ME", "GAME", "Player", " 0", "Player 1", "x", "[GAME]", "[Player 0]"]
 
 
@@ -174,6 +226,8 @@ def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
         ("Nim-v0", {"opponent": "random"}, "lists no moves in its observations"),
         ("IteratedMatchingPennies-v0", {"brief": True}, "shows no board; leave brief out"),
+        ("LightsOut-v0-train", {}, "shows nothing .*GAME_BOARD.*; choose another game"),
+        ("CharacterConclave-v0", {}, "fails at whatever is said .TypeError"),
         ("TicTacToe-v0", {"split": "dev"}, "choose one of train, validation, test"),
         ("TicTacToe-v0", {"size": 0}, "size is 0"),
         ("TicTacToe-v0", {"brief": "yes"}, "brief is 'yes'; expected true or false"),
@@ -209,6 +263,11 @@ def test_settings_that_a_game_takes_are_taken():
     env = mafrt.make_env("textarena:ConnectFour-v0", config={"num_rows": 4, "num_cols": 4})
     ((_, text),) = env.reset(seed=0)[0].items()
     assert "columns (0-3)" in text or "0 1 2 3\n" in text, text
+
+
+def test_a_game_that_names_no_kind_of_what_it_tells_has_a_brief_board():
+    seen, _ = play(mafrt.make_env("textarena:Countdown-v0", brief=True), 0, ["[0 1 +]", "hm"])
+    assert str(seen[0]) != str(seen[1]) and "playing" not in str(seen[1])
 
 
 @pytest.mark.parametrize("name", ["Countdown-v0", "Cryptarithm-v0"])
