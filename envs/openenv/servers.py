@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.http_request import StatusError, http_request
+from mafrt.core.http_request import StatusError, http_request, is_http_address
 from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_deep, error_line, shortened
 from mafrt.environment.replayed import LostError
@@ -71,12 +71,7 @@ class Servers:
         except ImportError:
             raise MissingExtraError(f"environments of OpenEnv need websockets; {install('openenv')}") from None
         for address in addresses:
-            try:
-                parts = urlsplit(address)
-                parts.port  # noqa: B018  # raises ValueError for a port that is none
-            except ValueError:
-                parts = urlsplit("")
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            if not is_http_address(address) or urlsplit(address).query or urlsplit(address).username:
                 raise EnvError(f"{shortened(address, 200)!r} is no address of a server; expected http://HOST:PORT")
         self.servers = [Server(address.rstrip("/")) for address in dict.fromkeys(addresses)]
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +17,8 @@ from typing import Any, Protocol
 from mafrt.config.schema import check_number
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import brief, clean_text, error_line, real_number
+from mafrt.core.http_request import StatusError, http_request, is_http_address
+from mafrt.core.text import brief, clean_text, error_line, real_number, shortened
 
 TOKEN = "MAFRT_RETRIEVER_TOKEN"
 """Environment variable of the token that a retriever's client sends and its server asks for."""
@@ -91,21 +91,18 @@ class Bm25:
 class HttpRetriever:
     """A retriever behind a URL. A server that is down, hangs or lies raises EnvError, which loses the episode.
 
-    The token in `MAFRT_RETRIEVER_TOKEN`, if set, is sent along. Raises MissingExtraError without httpx.
+    The token in `MAFRT_RETRIEVER_TOKEN`, if set, is sent along.
     """
 
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise MissingExtraError(f"search needs a package: {install('search')}") from error
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"retriever is {url!r}; give a URL such as http://127.0.0.1:8000/retrieve.")
+        if not is_http_address(url):
+            raise ConfigError(
+                f"retriever is {shortened(url, 200)!r}; give a URL such as http://127.0.0.1:8000/retrieve."
+            )
         check_number("retriever_timeout_s", timeout_s, above=0)
         self.url, self.timeout_s = url, timeout_s
         token = os.environ.get(TOKEN)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False)
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def check(self) -> None:
         """Raises ConfigError unless the retriever answers a query now."""
@@ -115,36 +112,21 @@ class HttpRetriever:
             raise ConfigError(f"{error}; start one, for example: mafrt serve_retriever --corpus_path FILE") from error
 
     def search(self, query: str, topk: int) -> list[tuple[Passage, float]]:
-        import httpx
-
-        body = {"queries": [query], "topk": topk, "return_scores": True}
+        body = json.dumps({"queries": [query], "topk": topk, "return_scores": True}).encode()
         try:
-            content = self._post(body)
+            content = http_request(
+                self.url, body, headers=self._headers, within_s=self.timeout_s, most=REPLY_MIB * 2**20
+            )
             reply = json.loads(content)
-        except httpx.TimeoutException:
+        except StatusError as error:
+            raise EnvError(f"the retriever {self.url} answered status {error.status}, expected 200") from None
+        except TimeoutError:
             raise EnvError(f"the retriever {self.url} did not answer within {self.timeout_s:g} s") from None
-        except httpx.HTTPError as error:
+        except OSError as error:
             raise EnvError(f"the retriever {self.url} cannot be reached ({error_line(error)})") from error
         except (ValueError, RecursionError):
             raise EnvError(f"the retriever {self.url} answered something that is not JSON") from None
         return self._read(reply)[:topk]
-
-    def _post(self, body: Any) -> bytes:
-        """The reply's body, bounded in size and time. Raises EnvError for another status or one too large."""
-        import httpx
-
-        ends = time.monotonic() + self.timeout_s
-        content = bytearray()
-        with self._client.stream("POST", self.url, json=body) as response:
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > REPLY_MIB * 2**20:
-                    raise EnvError(f"the retriever {self.url} answered more than {REPLY_MIB} MiB")
-                if time.monotonic() > ends:  # httpx bounds the wait for each part, not for all of them
-                    raise httpx.ReadTimeout("too slow")
-            if response.status_code != 200:
-                raise EnvError(f"the retriever {self.url} answered status {response.status_code}, expected 200")
-        return bytes(content)
 
     def _read(self, reply: Any) -> list[tuple[Passage, float]]:
         result = reply.get("result") if isinstance(reply, dict) else None

@@ -29,6 +29,8 @@ from mafrt.config.schema import unknown
 from mafrt.core import reading
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.http_bounds import bounded
+from mafrt.core.http_request import is_http_address
 from mafrt.core.text import brief, error_line, has_controls
 from mafrt.envs.tools.base import Tool, Toolbox
 from mafrt.envs.tools.failed import Failed
@@ -156,7 +158,9 @@ class McpServer:
     def _serve(self, ready: Future[Any]) -> None:
         async def run() -> None:
             ended = asyncio.Event()
-            async with _client(self.spec) as client:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(self.spec.timeout_s):  # or the thread stays for as long as the server drips
+                    client = await stack.enter_async_context(_client(self.spec))
                 # The client would hold structured answers to the server's own schema, in this process: a pattern of
                 # that can take for ever, and hold all threads up. They are not read here, only an answer's texts.
                 client.session.validate_tool_result = _taken
@@ -195,32 +199,11 @@ def _client(spec: ServerSpec) -> Any:
 @contextlib.asynccontextmanager
 async def _over_http(url: str) -> AsyncIterator[Any]:
     """The client's own transport, with every body bounded."""
-    import httpx2
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
-    class Bounded(httpx2.AsyncByteStream):
-        def __init__(self, response: Any) -> None:
-            self.inner, self.headers = response.stream, response.headers
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            if self.headers.get("content-encoding", "identity") != "identity":
-                raise httpx2.StreamError("it is compressed, which was not asked for")
-            events, length = self.headers.get("content-type", "").startswith("text/event-stream"), 0
-            async for chunk in self.inner:
-                length += len(chunk)
-                if length > MOST_LINE and not events:  # the client bounds each event itself
-                    raise httpx2.StreamError(f"it has more than {MOST_LINE >> 20} MiB")
-                yield chunk
-
-        async def aclose(self) -> None:
-            await self.inner.aclose()
-
-    async def bound(response: Any) -> None:
-        response.stream = Bounded(response)
-
-    async with create_mcp_http_client(headers={"accept-encoding": "identity"}) as client:
-        client.event_hooks = {"response": [bound]}
+    async with create_mcp_http_client() as client:
+        bounded(client, MOST_LINE, unbounded="text/event-stream")  # the client bounds each event itself
         async with streamable_http_client(url, http_client=client, max_sse_event_size=MOST_LINE) as streams:
             yield streams
 
@@ -243,6 +226,10 @@ def _spec(source: str, name: str, entry: Any) -> ServerSpec:
     where = f"mcp:{source}, server {name!r}"
     if not isinstance(entry, dict) or ("command" in entry) == ("url" in entry):
         raise ConfigError(f"{where}: expected an object with either 'command' or 'url', found {brief(entry)}.")
+    if "url" in entry and not (isinstance(entry["url"], str) and is_http_address(entry["url"])):
+        raise ConfigError(
+            f"{where}: url is {brief(entry['url'])}; expected an address such as http://127.0.0.1:9000/mcp."
+        )
     for key in entry:
         if key not in _FIELDS:
             raise ConfigError(f"{where}: {unknown('key', str(key), _FIELDS)}")

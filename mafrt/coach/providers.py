@@ -18,6 +18,8 @@ from mafrt.coach.judge_prompt import JudgeQuestion
 from mafrt.config.resolve import Registry, user_line
 from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.http_bounds import bounded
+from mafrt.core.http_request import is_http_address
 
 PROVIDERS = Registry(
     "coach provider",
@@ -32,6 +34,9 @@ PROVIDERS = Registry(
 
 _MOST_TOKENS = 10**9
 """Tokens of one call, at most; a larger count is taken for none."""
+
+_MOST_REPLY = {"most": 1 << 20, "parts": 20_000}
+"""Bytes of one reply that are read, and brackets, braces and commas: a verdict has a thousandth of both."""
 
 _NETWORK = ("httpx", "httpx2", "httpcore", "aiohttp", "anyio", "h11", "ssl", "socket")
 """Packages whose exceptions mean that the network failed, whichever of them an SDK is built on."""
@@ -106,11 +111,14 @@ class OpenAIProvider:
     """OpenAI's chat completions, and every server that speaks them."""
 
     def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         # Self-hosted servers often need no key.
         self._key = _key("openai", "OPENAI_API_KEY", optional=base_url is not None) or "none"
-        self._client = AsyncOpenAI(api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s)
+        http = bounded(DefaultAsyncHttpxClient(timeout=timeout_s), **_MOST_REPLY)
+        self._client = AsyncOpenAI(
+            api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s, http_client=http
+        )
         self.where = str(self._client.base_url)
         self._model = model
         # The newer name is the only one that OpenAI's reasoning models take; other servers know the older.
@@ -151,10 +159,13 @@ class AnthropicProvider:
     """Anthropic's messages."""
 
     def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
-        from anthropic import AsyncAnthropic
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 
         self._key = _key("anthropic", "ANTHROPIC_API_KEY")
-        self._client = AsyncAnthropic(api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s)
+        http = bounded(DefaultAsyncHttpxClient(timeout=timeout_s), **_MOST_REPLY)
+        self._client = AsyncAnthropic(
+            api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s, http_client=http
+        )
         self.where = str(self._client.base_url)
         self._model, self._max_tokens = model, max_tokens
 
@@ -276,10 +287,13 @@ class VertexProvider(GoogleProvider):
 
 
 def _google_options(base_url: str | None, timeout_s: float, version: str) -> Any:
-    from google.genai import types
+    from google.genai import _api_client, types
 
-    # Milliseconds. One attempt said outright: with no retry options at all, its aiohttp transport tries a second time.
+    package: Any = getattr(_api_client, "httpx2", None) or getattr(_api_client, "httpx", None)
+    # Milliseconds. One attempt said outright: with no retry options at all, it tries a second time. With a client of
+    # httpx it does not take aiohttp, which nothing here bounds.
     return types.HttpOptions(
+        httpx_async_client=bounded(package.AsyncClient(timeout=timeout_s), **_MOST_REPLY),
         base_url=base_url,
         api_version=version,
         timeout=int(timeout_s * 1000),
@@ -300,9 +314,9 @@ def _key(provider: str, *names: str, optional: bool = False) -> str:
 def _check_url(base_url: str | None) -> None:
     if base_url is None:
         return
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_http_address(base_url):
         raise ConfigError(f"coach_base_url is {base_url!r}; expected an address such as http://127.0.0.1:8000/v1.")
+    parts = urlsplit(base_url)
     if parts.username or parts.password or parts.query:
         raise ConfigError(
             f"coach_base_url for {parts.hostname} holds a password or a query, and would be written to args.yaml; give "
@@ -331,8 +345,10 @@ def _failure(error: Exception, key: str) -> Exception:
         or families & set(_NETWORK)
         or name in ("APIConnectionError", "APITimeoutError", "TransportError")
     ):
-        return CallFailedError("transient", f"no connection, or no whole reply ({name}: {said[:200]})")
-    if isinstance(error, ValueError) or name == "APIResponseValidationError":  # half a JSON text, or none
+        because = f" {error.__cause__}"[:200] if "onnection" in said and error.__cause__ else ""
+        return CallFailedError("transient", f"no connection, or no whole reply ({name}: {said[:200]}{because})")
+    if isinstance(error, (ValueError, RecursionError)) or name in ("APIResponseValidationError", "APIError"):
+        # Half a JSON text, or none; APIError is Google's for a status such as 204.
         return CallFailedError("transient", f"a reply that is not JSON ({said[:200]})")
     return error
 

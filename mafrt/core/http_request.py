@@ -13,6 +13,8 @@ import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from mafrt.core.text import error_line
+
 
 class StatusError(OSError):
     """The server refuses, or sends elsewhere."""
@@ -21,6 +23,18 @@ class StatusError(OSError):
         reason = http.client.responses.get(status, "")
         super().__init__(f"it answered {status} {reason}".strip())
         self.status = status
+
+
+def is_http_address(text: str) -> bool:
+    """Whether it is the address of a server: `http://` or `https://`, a host, and a port that can be one."""
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018  # raises ValueError for a port that is none
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # UnicodeError is one
+        return False
+    plain = text.isprintable() and not any(c.isspace() for c in text)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain
 
 
 def http_request(
@@ -42,6 +56,7 @@ def http_request(
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     late = threading.Event()
     opened: list[socket.socket] = []
 
@@ -58,13 +73,15 @@ def http_request(
             connection.connect()
             opened.append(connection.sock)  # the connection forgets it where the reply ends with it
             timer.start()
-            connection.request("GET" if body is None else "POST", parts.path or "/", body, dict(headers))
+            connection.request("GET" if body is None else "POST", path, body, dict(headers))
             reply = connection.getresponse()
             status, content = reply.status, reply.read(most + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set() or isinstance(error, TimeoutError):
             raise TimeoutError(f"it did not answer within {within_s:g} s") from None
-        raise error if isinstance(error, OSError) else OSError(f"what it says is no HTTP ({error})") from error
+        raise (
+            error if isinstance(error, OSError) else OSError(f"what it says is no HTTP ({error_line(error)})")
+        ) from error
     finally:
         timer.cancel()
     if late.is_set():
@@ -72,5 +89,5 @@ def http_request(
     if status >= 300:
         raise StatusError(status)
     if len(content) > most:
-        raise OSError(f"it sent more than {most} bytes")
+        raise OSError(f"it sent more than {most >> 20} MiB" if most >> 20 else f"it sent more than {most} bytes")
     return content

@@ -16,7 +16,7 @@ from mafrt.config.agent import ALL_LINEAR
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.http_request import StatusError, http_request
+from mafrt.core.http_request import StatusError, http_request, is_http_address
 from mafrt.core.reading import parse_json, read_list, read_text
 from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
@@ -229,12 +229,7 @@ def _check_servers(config: EngineConfig) -> None:
 
 
 def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises ValueError for a bad port
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.username
+    return is_http_address(url) and not urlsplit(url).query and not urlsplit(url).username
 
 
 def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import ConfigError, SandboxError
-from mafrt.core.http_request import StatusError, http_request
-from mafrt.core.text import readable, readable_name
+from mafrt.core.http_request import StatusError, http_request, is_http_address
+from mafrt.core.text import readable, readable_name, shortened
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
@@ -37,9 +37,9 @@ PAUSE_S = 0.5
 
 def check_address(url: str) -> None:
     """Raises ConfigError for an address that is no server's."""
+    if not is_http_address(url):
+        raise ConfigError(f"found the sandbox address {shortened(url, 200)!r}, expected fusion:http://HOST:PORT")
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"found the sandbox address {parts.path or url!r}, expected fusion:http://HOST:PORT")
     # The address is logged, and a password in it would be too.
     if parts.username or parts.password or parts.query:
         raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")

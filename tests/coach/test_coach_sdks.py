@@ -381,3 +381,24 @@ def test_vertex_speaks_to_its_project_with_the_credentials_token(monkeypatch):
         [seen] = judge.seen
         assert "/projects/my-project/locations/europe-west4/publishers/google/models/gemini-x" in seen.path
         assert seen.headers["authorization"] == "Bearer the-token" and seen.structured
+
+
+@pytest.mark.parametrize("provider", SPECS)
+def test_a_redirect_takes_neither_key_nor_question_to_another_host(provider, coach_of):
+    with Judge(lambda seen, n: verdict(9)) as other:
+        away = Say(status=307, headers={"location": other.url(provider)}, error={})
+        with Judge(lambda seen, n: away) as judge, pytest.raises(CoachDownError, match="sends to another address"):
+            coach_of(provider, judge).judge([CASE])
+        assert not other.seen
+
+
+@pytest.mark.parametrize("provider", SPECS)
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"choices": [' + b"{}, " * 100_000 + b"{}]}", b"[" * 3_000 + b"]" * 3_000, b" " * (2 << 20)],
+    ids=["many", "deep", "large"],
+)
+def test_a_reply_that_is_too_much_is_a_failed_call(provider, raw, coach_of):
+    with Judge(lambda seen, n: Say(raw=raw)) as judge:
+        [found] = coach_of(provider, judge, tries_s=0.001).judge([CASE])
+        assert isinstance(found, Unscored) and "the call failed" in found.why

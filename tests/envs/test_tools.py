@@ -774,3 +774,14 @@ def test_a_retriever_of_the_users_that_hangs_loses_the_episode():
     with pytest.raises(EnvError, match=r"Hangs did not answer within 0\.2 s"):
         env.tool.run("who")
     released.set()
+
+
+def test_a_server_that_never_answers_leaves_no_thread_behind():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+        with pytest.raises(Failed, match="did not answer within"):
+            McpServer(ServerSpec("silent", url=url, timeout_s=0.3)).tools()
+        for thread in threading.enumerate():
+            if thread.name == "mafrt-mcp" and thread.is_alive():
+                thread.join(10)
+                assert not thread.is_alive()

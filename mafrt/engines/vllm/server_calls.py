@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.http_bounds import bounded
 from mafrt.engines.checks import TOKEN
 
 if TYPE_CHECKING:
     import httpx
 
+MOST_ANSWERED = 256 << 20
+"""Bytes of one answer: log-probabilities and token ids of the longest batches are a tenth of it."""
 CONNECT_S = 10.0
 SMALL_S = 30.0
 """Seconds for an answer that nothing has to be computed for, and for a dead server to show that it is back."""
@@ -69,12 +73,14 @@ class ServerCalls:
             wait_s = min(wait_s, SMALL_S)
         patience = httpx.Timeout(wait_s, connect=CONNECT_S)
         try:
-            answer = await client.request(method, url + path, json=body, headers=self._headers, timeout=patience)
+            asked = client.request(method, url + path, json=body, headers=self._headers, timeout=patience)
+            # A timeout of the client is for each read, and a server may send byte by byte.
+            answer = await asyncio.wait_for(asked, wait_s + CONNECT_S)
         except httpx.ConnectTimeout:
             raise LostError(f"no connection within {CONNECT_S:g} s", broken=True) from None
-        except httpx.TimeoutException:
+        except (httpx.TimeoutException, TimeoutError):
             raise LostError(f"no answer within {wait_s:g} s") from None
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.StreamError) as error:
             raise LostError(str(error) or type(error).__name__, broken=True) from None
         if answer.status_code == 200:
             try:
@@ -93,11 +99,9 @@ class ServerCalls:
     def client(self) -> httpx.AsyncClient:
         import httpx
 
-        return httpx.AsyncClient(
-            # A connection each: servers close idle ones, now and then just as the next request goes out.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
+        # A connection each: servers close idle ones, now and then just as the next request goes out.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return bounded(httpx.AsyncClient(limits=limits, trust_env=False), MOST_ANSWERED)
 
 
 def _words(answer: httpx.Response) -> str:
