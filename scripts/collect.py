@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mafrt.config.schema import at_least, unknown
+from mafrt.config.schema import Checked, CountOrZero, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.hf_datasets import is_dataset, load_datasets, write_dataset
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CollectSettings:
+class CollectSettings(Checked):
     """Collect"""
 
     runs: tuple[str, ...] = ()
@@ -48,11 +48,8 @@ class CollectSettings:
     """agents whose turns are taken; default: all"""
     kind: Literal["all", "train", "sampled", "greedy"] = "train"
     """episodes of training, or sampled or greedy ones of evaluations"""
-    per_task: int = 0
+    per_task: CountOrZero = 0
     """max episodes of one task, the newest; 0: no limit"""
-
-    def __post_init__(self) -> None:
-        at_least(self, 0, "per_task")
 
     @property
     def least(self) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mafrt.config.schema import at_least
+from mafrt.config.schema import Checked, CountOrZero
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import counted
@@ -31,7 +31,7 @@ _DAPO_TAIL = re.compile(
 
 
 @dataclass(frozen=True)
-class PrepareSettings:
+class PrepareSettings(Checked):
     """Data to prepare."""
 
     dataset: Literal["dapo_math", "nq", "hotpot"] | None = None
@@ -40,15 +40,12 @@ class PrepareSettings:
     """files as they were downloaded: Parquet, JSON or JSONL"""
     output: str = "data"
     """folder for train.jsonl, test.jsonl, and corpus.jsonl of hotpot"""
-    test_size: int = 500
+    test_size: CountOrZero = 500
     """records that are held out, drawn with the seed; 0: none"""
     limit: int | None = None
     """keep a random subset of so many records, drawn with the seed; default: all"""
     seed: int = 1
     """every random choice follows from it"""
-
-    def __post_init__(self) -> None:
-        at_least(self, 0, "test_size")
 
 
 EXAMPLES = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mafrt.config.schema import above, within
+from mafrt.config.schema import Checked, Port, Positive
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_file_writable
@@ -25,25 +25,21 @@ from mafrt.storage.transcript_files import FOLDER
 
 
 @dataclass(frozen=True)
-class ReportSettings:
+class ReportSettings(Checked):
     """Report"""
 
     runs: tuple[str, ...] = ()
     """run folders; those that differ in the seed only share a curve with its spread"""
     output: str | None = None
     """HTML file to write; default: report.html in the run, or in the working directory for several runs"""
-    max_mib: float = 20.0
+    max_mib: Positive = 20.0
     """max MiB of episodes in the file, compressed; beyond it a share of the tasks is shown"""
     live: bool = False
     """serve the report on loopback instead, and follow the runs until Ctrl-C"""
-    port: int = 8765
+    port: Port = 8765
     """port of --live; 0 takes a free one"""
     open_browser: bool = False
     """open the report in a browser"""
-
-    def __post_init__(self) -> None:
-        above(self, 0, "max_mib")
-        within(self, 0, 65535, "port")
 
 
 COMMAND = Command(

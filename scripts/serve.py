@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt import __version__
-from mafrt.config.schema import above, at_least, within
+from mafrt.config.schema import Checked, Count, Port, Positive
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.environment.registry import held_out_of, make_env
@@ -25,7 +25,7 @@ from mafrt.scripts.cli.run_main import run_main
 
 
 @dataclass(frozen=True)
-class ServeEnvSettings:
+class ServeEnvSettings(Checked):
     """Server"""
 
     env: str | None = None
@@ -36,17 +36,12 @@ class ServeEnvSettings:
     """arguments that differ for held-out instances; default: those that the environment names, if any"""
     host: str = "127.0.0.1"
     """address to listen on; any but loopback needs a token in MAFRT_ENV_TOKEN"""
-    port: int = 50551
+    port: Port = 50551
     """port to listen on; 0 takes a free one"""
-    max_sessions: int = 256
+    max_sessions: Count = 256
     """environments at a time, over all clients; further ones are refused"""
-    env_timeout_s: float = 60.0
+    env_timeout_s: Positive = 60.0
     """seconds that a reset or step may take before its worker process is killed and the episode is lost"""
-
-    def __post_init__(self) -> None:
-        within(self, 0, 65535, "port")
-        at_least(self, 1, "max_sessions")
-        above(self, 0, "env_timeout_s")
 
 
 COMMAND = Command("serve", "Serve environments over gRPC to trainers elsewhere.", (ServeEnvSettings,))

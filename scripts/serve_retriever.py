@@ -6,8 +6,9 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from mafrt.config.schema import within
+from mafrt.config.schema import Bounds, Checked, Port
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import counted
@@ -23,21 +24,17 @@ CONNECTIONS = 1024
 
 
 @dataclass(frozen=True)
-class RetrieverSettings:
+class RetrieverSettings(Checked):
     """Retrieval server"""
 
     corpus_path: str | None = None
     """JSON, JSONL or Parquet of passages: {"id", "contents"} or {"title", "text"}"""
     host: str = "127.0.0.1"
     """address to listen on; any but loopback needs a token in MAFRT_RETRIEVER_TOKEN"""
-    port: int = 8000
+    port: Port = 8000
     """port to listen on; 0 takes a free one"""
-    topk: int = 3
+    topk: Annotated[int, Bounds(least=1, most=100)] = 3
     """passages of a query that names no topk"""
-
-    def __post_init__(self) -> None:
-        within(self, 0, 65535, "port")
-        within(self, 1, 100, "topk")
 
 
 COMMAND = Command(

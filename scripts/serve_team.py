@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mafrt.config.schema import above, at_least, within
+from mafrt.config.schema import Checked, Count, Port, Positive
 from mafrt.config.train_config import EngineConfig
 from mafrt.environment.chat_api.server import ChatServer, Limits
 from mafrt.environment.local_server import token_for
@@ -23,24 +23,19 @@ TOKEN = "MAFRT_SERVE_TOKEN"
 
 
 @dataclass(frozen=True)
-class ServeSettings:
+class ServeSettings(Checked):
     """Server"""
 
     load_path: str | None = None
     """the run, for its newest checkpoint, or one checkpoint"""
     host: str = "127.0.0.1"
     """address to listen on; any but loopback needs a token in MAFRT_SERVE_TOKEN"""
-    port: int = 8000
+    port: Port = 8000
     """port to listen on; 0 takes a free one"""
-    max_calls: int = 256
+    max_calls: Count = 256
     """max calls in flight; further ones get status 429"""
-    call_timeout_s: float = 600.0
+    call_timeout_s: Positive = 600.0
     """max seconds of one call"""
-
-    def __post_init__(self) -> None:
-        within(self, 0, 65535, "port")
-        at_least(self, 1, "max_calls")
-        above(self, 0, "call_timeout_s")
 
 
 COMMAND = Command(

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from mafrt.config.agent import AgentSpec
-from mafrt.config.schema import at_least, check_number, within
+from mafrt.config.schema import Bounds, Checked, Count, Port
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
@@ -27,35 +28,29 @@ TOKEN = "MAFRT_TINKER_TOKEN"
 
 
 @dataclass(frozen=True)
-class TinkerSettings:
+class TinkerSettings(Checked):
     """Server"""
 
     host: str = "127.0.0.1"
     """address to listen on; any but loopback needs a token in MAFRT_TINKER_TOKEN"""
-    port: int = 8000
+    port: Port = 8000
     """port to listen on; 0 takes a free one"""
     output: str = "runs/tinker"
     """folder of the checkpoints, which outlive the server"""
-    slots: int = 128
+    slots: Annotated[int, Bounds(least=2)] = 128
     """max adapters in memory: of training clients, and of weights that are sampled from"""
-    sessions: int = 64
+    sessions: Count = 64
     """max open sessions of a client"""
-    adapters: int = 32
+    adapters: Count = 32
     """max training clients in memory of a client"""
-    batch_tokens: int = 262_144
+    batch_tokens: Count = 262_144
     """max tokens of one forward or backward request"""
-    body_mib: float = 16.0
+    body_mib: Annotated[float, Bounds(above=0, most=4096)] = 16.0
     """max MiB of one request; the SDK cuts its batches at 5"""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: Count = 8192
     """tokens of all clients computed together when training; results do not depend on it"""
-    max_batch_rows: int = 256
+    max_batch_rows: Count = 256
     """max sequences sampled side by side"""
-
-    def __post_init__(self) -> None:
-        within(self, 0, 65535, "port")
-        at_least(self, 1, "sessions", "adapters", "batch_tokens", "micro_batch_tokens", "max_batch_rows")
-        at_least(self, 2, "slots")
-        check_number("body_mib", self.body_mib, above=0, most=4096)
 
 
 COMMAND = Command(

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from mafrt.config.agent import LoraSpec
-from mafrt.config.schema import above, at_least, check_number, within
+from mafrt.config.schema import Checked, Count, Positive, PositiveShare, check_number
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
 from mafrt.core.http_request import StatusError
@@ -40,7 +40,7 @@ STEADY_S = 60.0
 
 
 @dataclass(frozen=True)
-class VllmSettings:
+class VllmSettings(Checked):
     """vLLM servers"""
 
     model_name_or_path: str = "teaching-base"
@@ -51,11 +51,11 @@ class VllmSettings:
     """team file, for the number of adapters and their ranks; default: --max_loras and --lora_rank"""
     n_agents: int | None = None
     """agents that the team must have"""
-    lora_rank: int = 8
+    lora_rank: Count = 8
     """rank of adapters whose agents name none"""
-    max_loras: int | None = None
+    max_loras: Count | None = None
     """adapters in one batch; default: those of the team, and one place for the bare base"""
-    servers: int = 1
+    servers: Count = 1
     """servers, on ports that follow one another"""
     host: str = "127.0.0.1"
     """address to listen on; any but loopback needs a token in MAFRT_VLLM_TOKEN"""
@@ -65,25 +65,22 @@ class VllmSettings:
     """interpreter that has vLLM; default: this one"""
     device: str | None = None
     """cpu or cuda; default: a GPU if there is one"""
-    gpus_per_server: int = 1
+    gpus_per_server: Count = 1
     """GPUs over which each server spreads the base"""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: PositiveShare | None = None
     """max share of the device's memory; default: 0.9 on a GPU, 0.1 on a CPU"""
     dtype: str | None = None
     """number format of the base; default: vLLM's choice on a GPU, float32 on a CPU"""
-    context_window: int | None = None
+    context_window: Count | None = None
     """max tokens of a row; default: the model's"""
-    start_timeout_s: float = 900.0
+    start_timeout_s: Positive = 900.0
     """timeout in seconds until all servers answer"""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "lora_rank", "max_loras", "servers", "gpus_per_server", "context_window")
-        within(self, 1, 65536 - self.servers, "port")
-        if self.gpu_memory_utilization is not None:
-            check_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, most=1)
+        super().__post_init__()
+        check_number("port", self.port, least=1, most=65536 - self.servers)
         if self.device not in (None, "cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; choose cpu or cuda (CUDA_VISIBLE_DEVICES names the GPUs).")
-        above(self, 0, "start_timeout_s")
 
 
 COMMAND = Command(

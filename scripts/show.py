@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mafrt.config.schema import at_least, unknown
+from mafrt.config.schema import Checked, Count, CountOrZero, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import counted
 from mafrt.scripts.cli.command import Command
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ShowSettings:
+class ShowSettings(Checked):
     """Show"""
 
     runs: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class ShowSettings:
     """number of an episode, as the list and the report show it, or its id; default: list episodes"""
     kind: Literal["all", "train", "sampled", "greedy"] = "all"
     """list: episodes of training, or sampled or greedy ones of evaluations"""
-    iteration: int | None = None
+    iteration: CountOrZero | None = None
     """list: episodes of this iteration; default: of all"""
     agent: str | None = None
     """list: episodes in which this agent speaks; default: any"""
@@ -41,13 +41,11 @@ class ShowSettings:
     """list: episodes with this score or more; default: any"""
     max_score: float | None = None
     """list: episodes with this score or less; default: any"""
-    limit: int = 20
+    limit: Count = 20
     """list: max episodes, the newest"""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "limit")
-        if self.iteration is not None:
-            at_least(self, 0, "iteration")
+        super().__post_init__()
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
             raise ConfigError(
                 f"min_score is {self.min_score:g} and max_score {self.max_score:g}, so no score fits; exchange them."

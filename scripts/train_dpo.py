@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mafrt.config.schema import above, at_least
+from mafrt.config.schema import Checked, NotNegative, Positive
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 from mafrt.scripts.cli.run_main import run_main
@@ -19,19 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DpoSettings:
+class DpoSettings(Checked):
     """Settings of the DPO loss."""
 
-    beta: float = 0.1
+    beta: Positive = 0.1
     """weight of the log-ratios; larger values keep the adapters closer to the reference"""
     reference: Literal["base", "initial"] = "base"
     """reference policy: the base without adapter, or the adapters before the first step"""
-    min_gap: float = 0.0
+    min_gap: NotNegative = 0.0
     """two recorded turns make a pair if their returns differ by more than this"""
-
-    def __post_init__(self) -> None:
-        above(self, 0, "beta")
-        at_least(self, 0, "min_gap")
 
 
 COMMAND = Command(

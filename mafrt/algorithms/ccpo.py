@@ -28,7 +28,7 @@ from mafrt.algorithms.base import Trajectories, structural
 from mafrt.algorithms.group_relative import GroupRelative, GroupStats, drop_incomplete, relative
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, total
-from mafrt.config.schema import at_least
+from mafrt.config.schema import NotNegative
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ccpo(GroupRelative):
     outcome_to: Literal["last", "end", "each", "all"] = "last"
     group: Literal["problem", "agent", "turn"] = structural("agent")
     reduce: Literal["mean", "sum"] = structural("sum")
-    contribution_weight: float = 0.1
+    contribution_weight: NotNegative = 0.1
     """weight of an agent's contribution beside the team's return; 0 switches the replays off"""
 
     paper: ClassVar[str] = "CCPO (2603.21563)"
@@ -48,10 +48,6 @@ class Ccpo(GroupRelative):
         "contribution/AGENT": ("mean return less the mean return without the agent", "reward"),
     }
     needs_several_agents: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "contribution_weight")
 
     @property
     def needs_contribution(self) -> bool:

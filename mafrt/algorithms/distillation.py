@@ -35,7 +35,7 @@ from typing import ClassVar
 from mafrt.algorithms.base import Algorithm, Trajectories
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, total
-from mafrt.config.schema import within
+from mafrt.config.schema import Share
 from mafrt.core.errors import ConfigError
 
 _NO_REWARDS = frozenset(
@@ -53,7 +53,7 @@ class Distillation(Algorithm):
     process_weight: float = 0.0
     teacher_prompt: str | None = None
     """text behind the teacher's observation, with facts of the episode in it: `The answer is {answer}.`"""
-    gamma: float = 0.0
+    gamma: Share = 0.0
     """discount of later tokens of the turn: 0 pays each token for itself, 1 for all that follows"""
 
     needs_teacher: ClassVar[bool] = True
@@ -65,7 +65,6 @@ class Distillation(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, 0, 1, "gamma")
         try:
             names = [part[1:] for part in string.Formatter().parse(self.teacher_prompt or "") if part[1] is not None]
         except ValueError:

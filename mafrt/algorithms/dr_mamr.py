@@ -32,7 +32,7 @@ from mafrt.algorithms.gigpo import clusters
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, std
-from mafrt.config.schema import at_least, within
+from mafrt.config.schema import NotNegative, Share
 
 _LEAST_STD = 0.01
 """Least deviation of the influence, in nats per token."""
@@ -45,10 +45,10 @@ class DrMamr(GroupRelative):
     level: Literal["token", "action"] = "action"
     outcome_to: Literal["last", "end", "each", "all"] = "last"
     reduce: Literal["mean", "sum"] = structural("sum")
-    influence_weight: float = 0.1
+    influence_weight: NotNegative = 0.1
     """weight of a turn's influence on the next one (the paper's alpha), on a task of ours not shown to help; 0 switches
     its pass off"""
-    influence_similarity: float = 0.9
+    influence_similarity: Share = 0.9
     """share of the words that must agree for two turns to share their influence; 1 asks for identity"""
 
     paper: ClassVar[str] = "Dr. MAMR (2511.02303)"
@@ -60,11 +60,6 @@ class DrMamr(GroupRelative):
         "influence_measured": ("share of the turns that a later turn shows, so that their influence is known", ""),
     }
     needs_several_agents: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "influence_weight")
-        within(self, 0, 1, "influence_similarity")
 
     @property
     def needs_influence(self) -> bool:

@@ -36,7 +36,7 @@ from mafrt.algorithms.happo import joint_steps
 from mafrt.algorithms.rewards import CreditContext, Row, moved_pay
 from mafrt.algorithms.stats import explained_variance, mean, total
 from mafrt.config.algorithm_groups import ValueHeadSettings
-from mafrt.config.schema import within
+from mafrt.config.schema import Share
 from mafrt.core.errors import ConfigError
 
 
@@ -44,9 +44,9 @@ from mafrt.core.errors import ConfigError
 class Gae(Algorithm, ValueHeadSettings):
     """Generalised advantage estimation: the estimator of PPO and its relatives."""
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """discount per step: a token or a turn, as level says"""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation: 0 trusts the critic, 1 the rewards"""
     bootstrap: Literal["none", "agent", "team"] = "team"
     """successor of a turn: none, the same agent's next turn, or the team's"""
@@ -56,10 +56,6 @@ class Gae(Algorithm, ValueHeadSettings):
     """one advantage for all turns of a joint step (HAPPO)"""
 
     critic_input: ClassVar[Literal["context", "transcript"] | None] = "context"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, 0, 1, "gamma", "gae_lambda")
 
     @property
     def adds_agents(self) -> bool:

@@ -30,7 +30,7 @@ from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.group_relative import GroupStats, drop_incomplete, relative
 from mafrt.algorithms.rewards import CreditContext, Row, step_rewards
 from mafrt.algorithms.stats import mean, total
-from mafrt.config.schema import at_least, check_choice, within
+from mafrt.config.schema import NotNegative, Share
 from mafrt.core.types import Turn
 
 Anchor = Callable[[Turn], Any]
@@ -42,17 +42,17 @@ MOST_STEPS = 1_000_000
 class GigpoBase(Algorithm):
     """Group-in-group advantages."""
 
-    gamma: float = 0.95
+    gamma: Share = 0.95
     """discount per step: a turn of the step returns"""
     step_weight: float = 1.0
     """weight of the step part (the paper's omega); on two tasks of ours it was not shown to help"""
     norm: Literal["mean", "mean_std"] = structural("mean_std")
     """subtract the group's mean, or also divide by its standard deviation"""
-    similarity: float = 1.0
+    similarity: Share = 1.0
     """share of an anchor that must agree to count as the same; 1 asks for identity"""
     anchor: Anchor | None = field(default=None, metadata={"flag": False})
     """a turn's anchor state, a string or a tuple; None: its `prompt_ids`"""
-    eps: float = structural(1e-6)
+    eps: NotNegative = structural(1e-6)
     """added to the standard deviation"""
 
     needs_groups: ClassVar[bool] = True
@@ -66,12 +66,6 @@ class GigpoBase(Algorithm):
     @property
     def adds_agents(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, 0, 1, "gamma", "similarity")
-        at_least(self, 0, "eps")
-        check_choice("norm", self.norm, ("mean", "mean_std"))
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return gigpo(trajectories, self)

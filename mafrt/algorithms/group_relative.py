@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.rewards import CreditContext, Row, fill_later
 from mafrt.algorithms.stats import mean, no_spread, total
-from mafrt.config.schema import at_least, check_bool, check_choice
+from mafrt.config.schema import NotNegative
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GroupRelative(Algorithm):
     """subtract the group's mean, or the mean of the others"""
     reduce: Literal["mean", "sum"] = structural("mean")
     """a trajectory's reward from its rows'; with "sum", one row of unknown reward takes the trajectory out"""
-    eps: float = structural(1e-6)
+    eps: NotNegative = structural(1e-6)
     """added to the standard deviation"""
     turn_credit: Literal["to_go", "own"] = "to_go"
     """where turns are paid as they come, credit all that follows from a turn, or its own pay only (the papers' form)"""
@@ -65,16 +65,6 @@ class GroupRelative(Algorithm):
     @property
     def adds_agents(self) -> bool:
         return super().adds_agents or self.unit == "trajectory"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("unit", self.unit, ("trajectory", "row"))
-        check_choice("group", self.group, ("problem", "agent", "turn"))
-        check_choice("baseline", self.baseline, ("mean", "leave_one_out"))
-        check_choice("reduce", self.reduce, ("mean", "sum"))
-        check_choice("turn_credit", self.turn_credit, ("to_go", "own"))
-        check_bool("scale", self.scale)
-        at_least(self, 0, "eps")
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""

@@ -42,7 +42,7 @@ from mafrt.algorithms.group_relative import drop_incomplete
 from mafrt.algorithms.happo import joint_steps
 from mafrt.algorithms.rewards import CreditContext
 from mafrt.algorithms.stats import mean, total
-from mafrt.config.schema import within
+from mafrt.config.schema import Share
 
 Round = dict[str, float]
 """Agent -> score of its turn in the round."""
@@ -54,7 +54,7 @@ class MaporlBase(Gae):
 
     outcome_to: Literal["last", "end", "each", "all"] = "all"
     bootstrap: Literal["none", "agent", "team"] = "none"
-    round_gamma: float = 1.0
+    round_gamma: Share = 1.0
     """discount per round, in [0, 1]"""
     bonus_rule: Literal["authors", "proportional"] = "authors"
     """the authors' table of right and wrong, or bonuses in proportion to the change of the score"""
@@ -76,10 +76,6 @@ class MaporlBase(Gae):
     @property
     def adds_agents(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, 0, 1, "round_gamma")
 
     def blind_to(self, tree: bool) -> str | None:
         return "as in its paper, a turn is credited with a mean over the rounds that are left, not with their sum"

@@ -15,7 +15,7 @@ from mafrt.algorithms.reinforce_pp import Reinforce
 from mafrt.algorithms.rewards import CreditContext, fill_later
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.algorithm_groups import ValueHeadSettings
-from mafrt.config.schema import check_bool, within
+from mafrt.config.schema import Share
 from mafrt.core.errors import ConfigError
 
 Bootstrap = Literal["none", "agent", "team"]
@@ -122,15 +122,13 @@ class ReinforcePP(Reinforce, ValueHeadSettings):
 
     critic: bool = False
     """subtract a critic's value from every return, before the normalisation"""
-    gae_lambda: float = 1.0
+    gae_lambda: Share = 1.0
     """lambda of generalised advantage estimation: 0 trusts the critic, 1 the rewards"""
 
     paper: ClassVar[str] = "REINFORCE++ (2501.03262)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bool("critic", self.critic)
-        within(self, 0, 1, "gae_lambda")
         if self.critic:
             return
         critic_settings = {*(item.name for item in fields(ValueHeadSettings)), "gae_lambda"}

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 from mafrt.algorithms.base import Algorithm, Trajectories
 from mafrt.algorithms.rewards import CreditContext, Row, fill_later
 from mafrt.algorithms.stats import mean
-from mafrt.config.schema import within
+from mafrt.config.schema import Share
 
 Role = tuple[str, str]
 """Game and agent."""
@@ -39,7 +39,7 @@ class Rae(Algorithm):
     """A turn against a running mean of its role's return in its game, for self-play."""
 
     outcome_to: Literal["last", "end", "each", "all"] = "all"
-    baseline_decay: float = 0.95
+    baseline_decay: Share = 0.95
     """share of a role's running mean that stays after one more episode"""
 
     paper: ClassVar[str] = "SPIRAL (2506.24119)"
@@ -47,10 +47,6 @@ class Rae(Algorithm):
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
         "role_baseline/AGENT": ("running mean of the role's return that its turns were compared with", "reward"),
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, 0, 1, "baseline_decay")
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         if context.by_turn:

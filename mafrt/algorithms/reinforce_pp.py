@@ -40,7 +40,7 @@ from mafrt.algorithms.gae import explained, step_values
 from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.rewards import CreditContext, Row, fill_later
 from mafrt.algorithms.stats import mean, no_spread, std, total
-from mafrt.config.schema import at_least, check_bool, check_choice, within
+from mafrt.config.schema import NotNegative, Share
 from mafrt.core.errors import ConfigError
 
 
@@ -50,15 +50,15 @@ class Reinforce(Algorithm):
 
     outcome_to: Literal["last", "end", "each", "all"] = "all"
     kl_in: Literal["loss", "reward"] = "reward"
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """discount per step: a token within a turn"""
-    reward_clip: float = 10.0
+    reward_clip: NotNegative = 10.0
     """bound of a turn's reward, the KL penalty left out"""
     baseline: bool = structural(False)
     """subtract the group's mean reward first"""
     group: Literal["problem", "agent", "turn"] = structural("problem")
     """the group of the baseline: all turns of the problem, the same agent's, or the same agent's at the same turn"""
-    eps: float = structural(1e-8)
+    eps: NotNegative = structural(1e-8)
     """added to the standard deviation"""
     turn_credit: Literal["to_go", "own"] = "to_go"
     """where turns are paid as they come, credit all that follows from a turn, or its own pay only (the papers' form)"""
@@ -70,11 +70,6 @@ class Reinforce(Algorithm):
                 "or terminate."
             )
         super().__post_init__()
-        within(self, 0, 1, "gamma")
-        at_least(self, 0, "reward_clip", "eps")
-        check_bool("baseline", self.baseline)
-        check_choice("group", self.group, ("problem", "agent", "turn"))
-        check_choice("turn_credit", self.turn_credit, ("to_go", "own"))
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return reinforce_pp(trajectories, self, context)

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from mafrt.algorithms.base import structural
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.config.algorithm_groups import PolicyLossSettings
-from mafrt.config.schema import check_number
+from mafrt.config.schema import Count, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Spin(GroupRelative):
     outcome_to: Literal["last", "end", "each", "all"] = "all"
     unit: Literal["trajectory", "row"] = structural("row")
     group: Literal["problem", "agent", "turn"] = structural("agent")
-    beta: float = 0.1
+    beta: Positive = 0.1
     """weight of the log-ratios; larger values keep the adapters closer to the reference"""
-    ref_update_freq: int = 1
+    ref_update_freq: Count = 1
     """iterations after which the reference becomes a copy of the adapters"""
-    min_gap: float = 0.0
+    min_gap: NotNegative = 0.0
     """two answers make a pair if their rewards differ by more than this"""
 
     paper: ClassVar[str] = "SPIN (2401.01335)"
@@ -42,9 +42,3 @@ class Spin(GroupRelative):
         "pairs/AGENT": ("pairs of the agent's answers to one prompt that the rewards tell apart", "pairs"),
     }
     unused: ClassVar[frozenset[str]] = frozenset(item.name for item in fields(PolicyLossSettings))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("beta", self.beta, above=0.0)
-        check_number("ref_update_freq", self.ref_update_freq, least=1, whole=True)
-        check_number("min_gap", self.min_gap, least=0.0)

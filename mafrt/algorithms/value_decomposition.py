@@ -39,7 +39,7 @@ from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.rewards import CreditContext, Joint, Row, moved_pay
 from mafrt.algorithms.stats import mean, total
 from mafrt.config.algorithm_groups import MixerSettings
-from mafrt.config.schema import within
+from mafrt.config.schema import Share
 from mafrt.core.errors import ConfigError
 
 
@@ -47,11 +47,11 @@ from mafrt.core.errors import ConfigError
 class Mixed(Algorithm, MixerSettings):
     """Counterfactual credit from a mixture of the agents' Q."""
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """discount per step: a joint step, here and in the mixer's temporal differences"""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """weight of later residuals, here and in the mixer's temporal differences: 0 trusts Q_tot, 1 the rewards"""
-    residual_weight: float = 1.0
+    residual_weight: Share = 1.0
     """weight of the team's reward beyond its Q, in [0, 1]; 0 credits by Q alone"""
     normalize_advantages: Literal["none", "batch", "agent"] = "agent"
 
@@ -71,10 +71,6 @@ class Mixed(Algorithm, MixerSettings):
     @property
     def adds_agents(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, 0, 1, "gamma", "gae_lambda", "residual_weight")
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return mixed(trajectories, self, context.joint if self.mixer == "qmix" else None)

@@ -10,7 +10,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mafrt.config.schema import BOUNDS, check_choice, check_number
+from mafrt.config.schema import (
+    AboveOne,
+    ClipRange,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    check_fields,
+)
 from mafrt.core.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -23,7 +32,6 @@ LONGEST_NAME = 100
 RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
 
 LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets", "adapter_scope")
-SCOPES = ("all", "action")
 OPTIMIZER_SETTINGS = ("lr", "optimizer", "weight_decay", "max_grad_norm")
 LOSS_SETTINGS = ("clip_param", "clip_high", "dual_clip", "entropy_coef", "kl_coef")
 REWARD_SETTINGS = ("reward_weight", "outcome_weight", "process_weight")
@@ -54,8 +62,8 @@ class LoraSpec:
     16
     """
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: Count = 8
+    alpha: Positive = 16.0
     targets: tuple[str, ...] = (ALL_LINEAR,)
     """What is adapted: `all-linear`, all linear layers and experts of the decoder blocks but routers; or ends of paths,
     such as `q_proj` or `experts.down_proj`; or regular expressions for whole paths."""
@@ -66,11 +74,9 @@ class LoraSpec:
         if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):
             raise ConfigError(f"lora targets must be a list of layer names, found {self.targets!r}")
         object.__setattr__(self, "targets", tuple(self.targets))
-        check_number("lora rank", self.rank, **BOUNDS["lora_rank"], whole=True)
-        check_number("lora alpha", self.alpha, **BOUNDS["lora_alpha"])
         if not self.targets:
             raise ConfigError("lora targets is empty; name at least one linear layer, such as 'q_proj'")
-        check_choice("adapter scope", self.scope, SCOPES)
+        check_fields(self, "lora ")
 
 
 @dataclass(frozen=True)
@@ -103,27 +109,27 @@ class AgentSpec:
     lora: LoraSpec | None = None
     """Shape of its adapter, all values; `lora_rank`, `lora_alpha`, `lora_targets`, `adapter_scope` set single ones
     instead."""
-    lora_rank: int | None = None
-    lora_alpha: float | None = None
+    lora_rank: Count | None = None
+    lora_alpha: Positive | None = None
     lora_targets: tuple[str, ...] | None = None
     adapter_scope: Literal["all", "action"] | None = None
-    lr: float | None = None
+    lr: NotNegative | None = None
     optimizer: Literal["adamw", "paged_adamw_8bit"] | None = None
-    weight_decay: float | None = None
-    max_grad_norm: float | None = None
-    clip_param: float | None = None
-    clip_high: float | None = None
-    dual_clip: float | None = None
-    entropy_coef: float | None = None
-    kl_coef: float | None = None
+    weight_decay: NotNegative | None = None
+    max_grad_norm: Positive | None = None
+    clip_param: ClipRange | None = None
+    clip_high: Positive | None = None
+    dual_clip: AboveOne | None = None
+    entropy_coef: NotNegative | None = None
+    kl_coef: NotNegative | None = None
     """A fixed weight, also where `kl_target` steers that of the others."""
     reward_weight: float | None = None
     outcome_weight: float | None = None
     process_weight: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_new_tokens: int | None = None
+    temperature: NotNegative | None = None
+    top_p: PositiveShare | None = None
+    top_k: CountOrZero | None = None
+    max_new_tokens: Count | None = None
     stop: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -133,27 +139,14 @@ class AgentSpec:
             if problem := name_problem(name):
                 raise ConfigError(f"{field_name}: {problem}")
         where = f"agent {self.name!r}: "
-        if not isinstance(self.prompt, str):
-            raise ConfigError(f"{where}prompt must be a text, found {self.prompt!r}")
-        check_choice(f"{where}prompt_at", self.prompt_at, ("start", "end"))
-        if not isinstance(self.with_answer, bool):
-            raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
-        if not isinstance(self.freeze, bool):
-            raise ConfigError(f"{where}freeze must be true or false, found {self.freeze!r}")
-        if self.model is not None and (not isinstance(self.model, str) or not self.model):
-            raise ConfigError(f"{where}model must be the folder or hub id of a base, found {self.model!r}")
-        if self.sees is not None and (not isinstance(self.sees, str) or not self.sees):
-            raise ConfigError(f"{where}sees must be the name of a view, found {self.sees!r}")
-        if self.tools is not None:
-            object.__setattr__(self, "tools", _texts(f"{where}tools", self.tools))
+        for name in ("tools", "stop"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _texts(f"{where}{name}", value))
         self._check_lora(where)
-        self._check_learning(where)
-        _number(f"{where}temperature", self.temperature, least=0.0)
-        _number(f"{where}top_p", self.top_p, **BOUNDS["top_p"])
-        _number(f"{where}top_k", self.top_k, **BOUNDS["top_k"], whole=True)
-        _number(f"{where}max_new_tokens", self.max_new_tokens, **BOUNDS["max_new_tokens"], whole=True)
-        if self.stop is not None:
-            object.__setattr__(self, "stop", _texts(f"{where}stop", self.stop))
+        check_fields(self, where)
+        for name in ("model", "sees"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{where}{name} is empty; give a name, or leave it out.")
 
     def _check_lora(self, where: str) -> None:
         if self.lora is not None and not isinstance(self.lora, LoraSpec):
@@ -167,15 +160,6 @@ class AgentSpec:
             raise ConfigError(f"{where}{error}") from error
         if self.lora_targets is not None:
             object.__setattr__(self, "lora_targets", spec.targets)
-
-    def _check_learning(self, where: str) -> None:
-        if self.optimizer is not None:
-            check_choice(f"{where}optimizer", self.optimizer, ("adamw", "paged_adamw_8bit"))
-        for name in (*OPTIMIZER_SETTINGS, *LOSS_SETTINGS):
-            if name in BOUNDS:
-                _number(f"{where}{name}", getattr(self, name), **BOUNDS[name])
-        for name in REWARD_SETTINGS:
-            _number(f"{where}{name}", getattr(self, name))
 
     def given(self, names: Collection[str]) -> dict[str, Any]:
         """The named settings that are not None."""
@@ -197,9 +181,3 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{name} must be a list of texts that are not empty, found {value!r}")
     return tuple(texts)
-
-
-def _number(name: str, value: object, **bounds: Any) -> None:
-    """`check_number`, where None means that nothing was set."""
-    if value is not None:
-        check_number(name, value, **bounds)

@@ -12,15 +12,36 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import real_number, shortened
 
 _ARGUMENT = re.compile(r"^ *`?(\w+)`?: (.+(?:\n(?! *`?\w+`?: | *Raises|$).+)*)", re.MULTILINE)
 """An entry `name: text` of a docstring"""
+
+
+class Bounds(NamedTuple):
+    """Values that a number may have, as part of its annotation: `Annotated[int, Bounds(least=2)]`."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+
+UNBOUNDED = Bounds()
+Count = Annotated[int, Bounds(least=1)]
+CountOrZero = Annotated[int, Bounds(least=0)]
+Port = Annotated[int, Bounds(least=0, most=65535)]
+Positive = Annotated[float, Bounds(above=0)]
+NotNegative = Annotated[float, Bounds(least=0)]
+Share = Annotated[float, Bounds(least=0, most=1)]
+PositiveShare = Annotated[float, Bounds(above=0, most=1)]
+ClipRange = Annotated[float, Bounds(above=0, below=1)]
+AboveOne = Annotated[float, Bounds(above=1)]
 
 
 @dataclass(frozen=True)
@@ -35,31 +56,34 @@ class Setting:
     optional: bool
     many: bool
     choices: tuple[str, ...] | None
+    bounds: Bounds = UNBOUNDED
 
 
 def describe(kind: type) -> dict[str, Setting]:
     """The settings of a dataclass: types and defaults from the fields, help from the text under each field.
 
-    Inherited fields keep the help of the class that declares them. Fields with `metadata={"flag": False}`, and those
-    of types that no flag can hold (functions, mappings), are left out.
+    Inherited fields keep the help of the class that declares them, and bounds that a redeclared one leaves out. Fields
+    with `metadata={"flag": False}`, and those of types that no flag can hold (functions, mappings), are left out.
     """
-    return dict(_described(kind))
+    flags = {item.name for item in fields(kind) if item.metadata.get("flag", True)}
+    return {name: setting for name, setting in _described(kind).items() if name in flags}
 
 
 @cache
 def _described(kind: Any) -> dict[str, Setting]:
     helps: dict[str, str] = {}
+    bounds: dict[str, Bounds] = {}
     for base in reversed(kind.__mro__[:-1]):
         helps |= _help_texts(base)
-    hints = get_type_hints(kind)
+        if base is not kind and is_dataclass(base):
+            bounds |= {name: setting.bounds for name, setting in _described(base).items()}
+    hints = get_type_hints(kind, include_extras=True)
     described = {}
     for item in fields(kind):
-        shape = _shape(hints[item.name])
-        if shape is not None and item.metadata.get("flag", True):
-            value_type, optional, many, choices = shape
-            described[item.name] = Setting(
-                item.name, value_type, item.default, helps.get(item.name, ""), optional, many, choices
-            )
+        setting = _setting(item.name, hints[item.name], item.default, helps.get(item.name, ""))
+        if setting is not None:
+            inherited = bounds.get(item.name, UNBOUNDED)
+            described[item.name] = replace(setting, bounds=inherited) if setting.bounds == UNBOUNDED else setting
     return described
 
 
@@ -100,26 +124,29 @@ def describe_parameters(function: Any, parameters: Mapping[str, Any], text: str)
     helps = {name: " ".join(said.split()) for name, said in _ARGUMENT.findall(text)}
     described = {}
     for name, parameter in parameters.items():
-        shape = _shape(hints[name]) if name in hints else None
-        if shape is not None:
-            kind, optional, many, choices = shape
-            default = None if parameter.default is parameter.empty else parameter.default
-            described[name] = Setting(name, kind, default, helps.get(name, "").rstrip("."), optional, many, choices)
+        default = None if parameter.default is parameter.empty else parameter.default
+        if name in hints and (setting := _setting(name, hints[name], default, helps.get(name, "").rstrip("."))):
+            described[name] = setting
     return described
 
 
-def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:
-    """(type, optional, many, choices) of a field's annotation; None if no flag can hold it."""
+def _setting(name: str, hint: Any, default: Any, text: str) -> Setting | None:
+    """The setting of an annotation, with `text` as its help; None if no flag can hold it."""
     optional = many = False
-    choices = None
+    choices, bounds = None, UNBOUNDED
     if type(None) in get_args(hint):
         optional = True
         hint = next(arg for arg in get_args(hint) if arg is not type(None))
     if get_origin(hint) is tuple:
         many, hint = True, get_args(hint)[0]
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        bounds = next((note for note in notes if isinstance(note, Bounds)), bounds)
     if get_origin(hint) is Literal:
         choices, hint = get_args(hint), str
-    return (hint, optional, many, choices) if hint in (bool, int, float, str) else None
+    return (
+        Setting(name, hint, default, text, optional, many, choices, bounds) if hint in (bool, int, float, str) else None
+    )
 
 
 LISTED = 30
@@ -144,32 +171,21 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     return f"There is no {kind} {name!r}; {hint}"
 
 
-BOUNDS: Mapping[str, Mapping[str, Any]] = {
-    "lr": {"least": 0},
-    "weight_decay": {"least": 0},
-    "max_grad_norm": {"above": 0},
-    "clip_param": {"above": 0, "below": 1},
-    "clip_high": {"above": 0},
-    "dual_clip": {"above": 1},
-    "entropy_coef": {"least": 0},
-    "kl_coef": {"least": 0},
-    "lora_rank": {"least": 1},
-    "lora_alpha": {"above": 0},
-    "top_p": {"above": 0, "most": 1},
-    "top_k": {"least": 0},
-    "max_new_tokens": {"least": 1},
-}
-"""Bounds of the settings that a run and an agent of a team file both have, as keywords of `check_number`."""
+class Checked:
+    """Root of settings dataclasses: `__post_init__` checks every field, and a class's own checks follow it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-def check_fields(config: Any) -> None:
-    """Raise ConfigError unless every field of a settings dataclass has a value of its declared type, within `BOUNDS`.
+def check_fields(config: Any, where: str = "") -> None:
+    """Raise ConfigError, `where` before it, unless every field of a settings dataclass has a value of its type.
 
     Numbers have to be finite, an int is taken for a float, and a Literal has to be one of its values.
     """
     kind: type = type(config)
-    for name, setting in describe(kind).items():
-        value = getattr(config, name)
+    for field, setting in _described(kind).items():
+        name, value = f"{where}{field}", getattr(config, field)
         if value is None and setting.optional:
             continue
         if setting.many:
@@ -180,7 +196,7 @@ def check_fields(config: Any) -> None:
         elif setting.kind is bool:
             check_bool(name, value)
         elif setting.kind in (int, float):
-            check_number(name, value, whole=setting.kind is int, **BOUNDS.get(name, {}))
+            check_number(name, value, whole=setting.kind is int, **setting.bounds._asdict())
         elif not isinstance(value, str):
             raise ConfigError(f"{name} is {value!r}; expected text.")
 
@@ -222,24 +238,3 @@ def check_number(
         raise ConfigError(f"{name} is {value!r}; choose a value in {first}, {last}.")
     bounds = f"of at least {least:g}" if least is not None else f"above {above:g}"
     raise ConfigError(f"{name} is {value!r}; choose a value {bounds}.")
-
-
-def at_least(config: Any, least: float, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is None or a finite number of at least `least`."""
-    for name in names:
-        if (value := getattr(config, name)) is not None:
-            check_number(name, value, least=least)
-
-
-def above(config: Any, bound: float, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is None or a finite number above `bound`."""
-    for name in names:
-        if (value := getattr(config, name)) is not None:
-            check_number(name, value, above=bound)
-
-
-def within(config: Any, least: float, most: float, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is None or a number in [least, most]."""
-    for name in names:
-        if (value := getattr(config, name)) is not None:
-            check_number(name, value, least=least, most=most)

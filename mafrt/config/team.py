@@ -30,7 +30,7 @@ from typing import Any
 from mafrt.config.agent import ADAPTER_SETTINGS, LORA_SETTINGS, AgentSpec, LoraSpec
 from mafrt.config.registered_agents import registered_agent
 from mafrt.config.resolve import declared
-from mafrt.config.schema import unknown
+from mafrt.config.schema import describe, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
 from mafrt.core.text import clean_deep, keys_of
@@ -220,7 +220,7 @@ _OF_THE_RUN = {
 }
 """Keys of other libraries' agents that are settings of the run here, and why."""
 _LORA_KEYS = tuple(f.name for f in fields(LoraSpec))
-_NUMBERS = tuple(f.name for f in fields(AgentSpec) if "float" in str(f.type))
+_NUMBERS = tuple(setting.name for setting in describe(AgentSpec).values() if setting.kind is float)
 
 
 def _agent(entry: object, number: int) -> AgentSpec:

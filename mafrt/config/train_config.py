@@ -10,48 +10,57 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from mafrt.config.agent import SCOPES, LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
-from mafrt.config.schema import above, at_least, check_choice, check_fields, check_number, describe, within
+from mafrt.config.schema import (
+    Checked,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    describe,
+)
 from mafrt.config.setting_synonyms import synonym
 from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class PlayConfig:
+class PlayConfig(Checked):
     """Rollout settings."""
 
-    n_rollout_threads: int = 32
+    n_rollout_threads: Count = 32
     """environments played in parallel, over all processes"""
-    n_samples: int = 1
+    n_samples: Count = 1
     """episodes per task; they form its group"""
     stratify: str | None = None
     """task field, such as data_type, to stratify by: every batch gets its share of each value; default: none"""
-    tree_samples: int | None = None
+    tree_samples: Count | None = None
     """at_grpo: alternatives per turn, of which the best continues; 1 for none; default: 4 if n_samples is 1"""
-    audit_turns: int = 0
+    audit_turns: CountOrZero = 0
     """turns of every iteration that are played again to audit their credit (docs/algorithms.md); 0: none"""
-    dynamic_sampling_rounds: int | None = None
+    dynamic_sampling_rounds: CountOrZero | None = None
     """max rounds of replacing tasks whose samples all have the same return; default: the algorithm's"""
-    episode_length: int = 1
+    episode_length: Count = 1
     """turns per agent collected from each environment in an iteration; whole episodes are played until then"""
-    max_new_tokens: int = 256
+    max_new_tokens: Count = 256
     """max tokens of a turn"""
     context_window: int | None = None
     """max tokens of prompt and answer together; default: the context length of the base"""
     temperature: float = 1.0
     """softmax temperature while training; > 0"""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """nucleus sampling: keep the likeliest tokens with this total probability; 1 keeps all"""
-    top_k: int = 0
+    top_k: CountOrZero = 0
     """keep the k likeliest tokens; 0 keeps all"""
-    max_batch_rows: int = 256
+    max_batch_rows: Count = 256
     """max rows of one forward pass of the local engine"""
     async_steps: int = 0
     """1: sample the next batch during the update, one step off-policy and corrected; 0: on-policy"""
     reasoning: Literal["auto", "on", "off"] = "auto"
     """thoughts that other agents see: auto strips them, on: every answer starts inside one, off keeps them"""
-    thinking_budget: int = 0
+    thinking_budget: CountOrZero = 0
     """tokens of thought after which its closing mark is put in, which nothing is learnt from; 0: no limit"""
     keep_thoughts: bool = False
     """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
@@ -59,15 +68,11 @@ class PlayConfig:
     """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
     env_timeout_s: float | None = 60.0
     """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
-    env_max_lost: float = 0.25
+    env_max_lost: Share = 0.25
     """max share of a batch's episodes, in [0, 1], lost to environment errors before the run stops"""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_batch_rows")
-        at_least(self, 1, "tree_samples")
-        at_least(self, 0, "audit_turns", "thinking_budget", "dynamic_sampling_rounds")
-        within(self, 0, 1, "env_max_lost")
+        super().__post_init__()
         if self.env_timeout_s is not None and not 0 < self.env_timeout_s < 1e6:
             raise ConfigError(f"env_timeout_s is {self.env_timeout_s}; choose a value above 0, or none for no limit.")
         if self.async_steps not in (0, 1):
@@ -82,32 +87,32 @@ class PlayConfig:
 
 
 @dataclass(frozen=True)
-class LearnConfig:
+class LearnConfig(Checked):
     """Optimizer settings of all algorithms."""
 
-    lr: float = 1e-4
+    lr: NotNegative = 1e-4
     """learning rate of the adapters"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """learning-rate schedule of the adapters over the run, constant or decaying to 0; the critic's is constant"""
-    lr_warmup: int = 0
+    lr_warmup: CountOrZero = 0
     """warm-up iterations of the learning rate"""
     entropy_schedule: Literal["constant", "linear"] = "constant"
     """weight of the entropy bonus over the run: constant, or falling to 0, so that the team explores first"""
     lr_follows_signal: bool = True
     """scale each step by the square root of the share of turns with an advantage other than 0"""
-    step_kl: float | None = None
+    step_kl: Positive | None = None
     """max KL of an iteration's update per adapter, nats per token; a larger step is scaled back; default: no limit"""
-    ppo_epoch: int = 2
+    ppo_epoch: Count = 2
     """passes over each batch"""
-    num_mini_batch: int = 1
+    num_mini_batch: Count = 1
     """optimizer steps per pass"""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """gradient clipping norm per adapter"""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """decoupled weight decay of AdamW"""
-    opti_eps: float = 1e-8
+    opti_eps: Positive = 1e-8
     """epsilon of AdamW"""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: Count = 8192
     """tokens computed per backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, about a third more time"""
@@ -116,20 +121,14 @@ class LearnConfig:
     deepspeed: str | None = None
     """DeepSpeed configuration (ZeRO 1 to 3) for several processes, such as configs/zero2.json; default: none"""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        at_least(self, 1, "ppo_epoch", "num_mini_batch", "micro_batch_tokens")
-        at_least(self, 0, "lr_warmup")
-        above(self, 0, "opti_eps", "step_kl")
-
 
 @dataclass(frozen=True)
-class TeamConfig:
+class TeamConfig(Checked):
     """Adapters and frozen agents."""
 
-    lora_rank: int = 8
+    lora_rank: Count = 8
     """rank of each adapter"""
-    lora_alpha: float = 16.0
+    lora_alpha: Positive = 16.0
     """scale of each adapter is lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = LoraSpec.targets
     """linear layers that get an adapter: all-linear, names such as q_proj, or regular expressions for whole paths"""
@@ -138,18 +137,15 @@ class TeamConfig:
     the base's cache of a transcript"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes the whole team"""
-    league: int = 0
+    league: CountOrZero = 0
     """earlier selves kept as opponents in a game of two agents that share an adapter; 0: no league"""
-    league_interval: int = 5
+    league_interval: Count = 5
     """iterations after which the present weights join the league"""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        at_least(self, 1, "league_interval")
-        at_least(self, 0, "league")
+        super().__post_init__()
         if not self.lora_targets:
             raise ConfigError("lora_targets is empty; name at least one linear layer, such as q_proj.")
-        check_choice("adapter_scope", self.adapter_scope, SCOPES)
 
     @property
     def lora(self) -> LoraSpec:
@@ -158,40 +154,36 @@ class TeamConfig:
 
 
 @dataclass(frozen=True)
-class TranscriptConfig:
+class TranscriptConfig(Checked):
     """Share and size of the recorded conversations."""
 
-    transcript_share: float = 1.0
+    transcript_share: Share = 1.0
     """share of the tasks, in [0, 1], whose episodes go to transcripts/ with observations and advantages; 0: none"""
-    transcript_max_mib: float = 2.0
+    transcript_max_mib: Positive = 2.0
     """max MiB of the transcripts of one iteration or evaluation, before compression; further tasks are left out"""
-
-    def __post_init__(self) -> None:
-        above(self, 0, "transcript_max_mib")
-        within(self, 0, 1, "transcript_share")
 
 
 @dataclass(frozen=True)
 class RunConfig(TranscriptConfig):
     """Length, checkpoints, evaluations and logs of a run."""
 
-    iterations: int = 100
+    iterations: CountOrZero = 100
     """training iterations, each a rollout and an update"""
-    epochs: int = 0
+    epochs: CountOrZero = 0
     """passes over the training tasks, in place of iterations; 0: iterations decide"""
-    seed: int = 1
+    seed: CountOrZero = 1
     """every random choice of the run follows from it"""
-    save_interval: int = 10
+    save_interval: CountOrZero = 10
     """iterations between checkpoints; the last iteration always makes one"""
-    keep_last: int = 2
+    keep_last: Count = 2
     """number of newest checkpoints to keep"""
-    keep_every: int = 0
+    keep_every: CountOrZero = 0
     """also keep every checkpoint whose step is a multiple of this; 0: none"""
-    eval_interval: int = 0
+    eval_interval: CountOrZero = 0
     """iterations between evaluations; 0 evaluates before and after only"""
-    eval_episodes: int = 64
+    eval_episodes: CountOrZero = 64
     """tasks of one evaluation"""
-    eval_samples: int = 4
+    eval_samples: Count = 4
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
     eval_temperature: float | None = None
     """temperature of those samples, for all agents; default: each agent's own in training"""
@@ -201,7 +193,7 @@ class RunConfig(TranscriptConfig):
     """keep the adapters of the best evaluation, in RUN_DIR/best and in checkpoints"""
     on_collapse: Literal["rollback", "stop", "warn"] = "rollback"
     """when the evaluation score falls beyond its interval: back to the best weights at half the rates, end, or go on"""
-    max_rollbacks: int = 3
+    max_rollbacks: CountOrZero = 3
     """falls of the evaluation score after which the run stops instead of going back once more"""
     log_episodes: bool = True
     """write the turns of all agents to episodes.jsonl"""
@@ -211,15 +203,11 @@ class RunConfig(TranscriptConfig):
     """tracker of the curves besides TensorBoard; WANDB_MODE=offline keeps those of wandb on this machine"""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
-        at_least(self, 0, "epochs", "max_rollbacks")
-        at_least(self, 1, "keep_last", "eval_samples")
         if str(self.report_to) == "weave":
             raise ConfigError(
                 "report_to is weave, which keeps nothing without its service; use wandb, or trackio for this machine."
             )
-        check_fields(self)
+        super().__post_init__()
         if self.eval_temperature is not None and self.eval_temperature <= 0:
             raise ConfigError(
                 f"eval_temperature is {self.eval_temperature:g}; choose a value above 0, since every evaluation plays "
@@ -237,7 +225,7 @@ class RunConfig(TranscriptConfig):
 
 
 @dataclass(frozen=True)
-class CoachConfig:
+class CoachConfig(Checked):
     """The coach that scores each turn, and its limits."""
 
     coach: str = "none"
@@ -250,32 +238,29 @@ class CoachConfig:
     """local: folder of the judge's own adapter; default: the base without adapter judges"""
     coach_feedback: bool = False
     """show the coach's reason to the agents that act next; the coach then never sees the ground truth"""
-    coach_max_unscored: float = 0.05
+    coach_max_unscored: Share = 0.05
     """max share of unscored turns in a batch, in [0, 1]; above it the update is skipped"""
-    coach_concurrency: int = 16
+    coach_concurrency: Count = 16
     """max concurrent calls"""
-    coach_timeout: float = 60.0
+    coach_timeout: Positive = 60.0
     """timeout of one call in seconds"""
-    coach_deadline: float = 300.0
+    coach_deadline: Positive = 300.0
     """total seconds for a reply, retries included; a coach that fails this long pauses the run"""
-    coach_max_tokens: int = 2048
+    coach_max_tokens: Count = 2048
     """max tokens of a reply, reasoning included"""
-    coach_budget: float | None = None
+    coach_budget: NotNegative | None = None
     """max dollars spent on the coach; needs both prices; default: no limit"""
-    coach_max_calls: int | None = None
+    coach_max_calls: CountOrZero | None = None
     """max calls to the coach in the run; default: no limit"""
-    coach_price_in: float | None = None
+    coach_price_in: NotNegative | None = None
     """dollars per million input tokens; default: unknown, so cost is not counted"""
-    coach_price_out: float | None = None
+    coach_price_out: NotNegative | None = None
     """dollars per million output tokens; default: unknown"""
     coach_cache: str | None = "~/.cache/mafrt/coach.sqlite"
     """cache file of verdicts; none switches it off"""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "coach_concurrency", "coach_max_tokens")
-        at_least(self, 0, "coach_budget", "coach_max_calls", "coach_price_in", "coach_price_out")
-        within(self, 0, 1, "coach_max_unscored")
-        above(self, 0, "coach_timeout", "coach_deadline")
+        super().__post_init__()
         if self.coach_budget is not None and None in (self.coach_price_in, self.coach_price_out):
             raise ConfigError(
                 f"coach_budget is {self.coach_budget} and the prices are not known; give coach_price_in and "
@@ -284,7 +269,7 @@ class CoachConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """The sampling engine (docs/scale.md)."""
 
     engine: str = "local"
@@ -293,27 +278,20 @@ class EngineConfig:
     """vLLM servers that sample together, such as http://127.0.0.1:8001, or a list as @FILE; token: MAFRT_VLLM_TOKEN"""
     vllm_adapter_dir: str | None = None
     """shared folder from which servers read adapters, same path on both; default: in memory, for loopback servers"""
-    vllm_timeout: float = 600.0
+    vllm_timeout: Positive = 600.0
     """timeout in seconds after which a silent server counts as dead"""
-    vllm_concurrency: int = 256
+    vllm_concurrency: Count = 256
     """max concurrent requests per server"""
     vllm_sleep: bool = True
     """free vLLM's GPU memory during updates; no effect without a GPU"""
-    max_loras: int | None = None
+    max_loras: Count | None = None
     """max adapters in one vLLM batch; default: as many as the team has"""
-    max_lora_rank: int | None = None
+    max_lora_rank: Count | None = None
     """max adapter rank of vLLM; default: the smallest supported rank that fits the team"""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: PositiveShare | None = None
     """max share of the device's memory for vLLM; default: 0.4 on a GPU, 0.1 on a CPU"""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
     """GPUs per vLLM, over which the base is sharded"""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        at_least(self, 1, "vllm_concurrency", "tensor_parallel_size", "max_loras", "max_lora_rank")
-        above(self, 0, "vllm_timeout")
-        if self.gpu_memory_utilization is not None:
-            check_number("gpu_memory_utilization", self.gpu_memory_utilization, above=0, most=1)
 
 
 @dataclass(frozen=True)

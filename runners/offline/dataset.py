@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.schema import at_least, unknown
+from mafrt.config.schema import Checked, Count, unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import DataError
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
@@ -63,20 +63,17 @@ class Record:
 
 
 @dataclass(frozen=True)
-class RecordPasses:
+class RecordPasses(Checked):
     """Records to learn from, and how they are passed over. Raises ConfigError for a count below 1."""
 
     records: Sequence[Record]
     """training data"""
-    epochs: int = 1
+    epochs: Count = 1
     """passes over the records"""
-    batch_size: int = 16
+    batch_size: Count = 16
     """records of each adapter in an optimizer step"""
     held_out: Sequence[Record] = ()
     """records to measure before and after training"""
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "batch_size")
 
 
 def read_answers(paths: Sequence[Any], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mafrt.config.schema import at_least
+from mafrt.config.schema import Checked, Count
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
@@ -64,12 +64,12 @@ class OfflineSettings:
 
 
 @dataclass(frozen=True)
-class PassSettings:
+class PassSettings(Checked):
     """Optimisation."""
 
-    epochs: int = 1
+    epochs: Count = 1
     """passes over the records"""
-    batch_size: int = 16
+    batch_size: Count = 16
     """records of each adapter in an optimizer step"""
     lr: float = LearnConfig.lr
     """learning rate of the adapters"""
@@ -87,9 +87,6 @@ class PassSettings:
     """padded tokens per backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = LearnConfig.gradient_checkpointing
     """recompute activations in the backward pass: less memory, about a third more time"""
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "batch_size")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ The text under a field is its help on the command line. Where the default is Non
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mafrt.config.algorithm import AlgorithmSettings
-from mafrt.config.schema import above, at_least, within
+from mafrt.config.schema import Bounds, Checked, Count, CountOrZero, Positive
 from mafrt.config.train_config import (
     CoachConfig,
     EngineConfig,
@@ -27,7 +27,7 @@ TRAIN = (PlayConfig, AlgorithmSettings, LearnConfig, TeamConfig, RunConfig, Coac
 
 
 @dataclass(frozen=True)
-class BaseSettings:
+class BaseSettings(Checked):
     """Base model."""
 
     model_name_or_path: str = "teaching-base"
@@ -37,7 +37,7 @@ class BaseSettings:
     else float32 or, if measured to pay, bfloat16"""
     device: str | None = None
     """device of the base, such as cpu or cuda:0; default: a GPU if there is one"""
-    threads: int | None = None
+    threads: Annotated[int, Bounds(least=1, most=1024)] | None = None
     """torch threads on a CPU; default: measured at the start, those of the resumed run, or OMP_NUM_THREADS"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; leave it off for models you have not read"""
@@ -47,7 +47,7 @@ class BaseSettings:
     """keep the frozen base in 8 bits (LLM.int8, bitsandbytes); adapters stay float32"""
 
     def __post_init__(self) -> None:
-        within(self, 1, 1024, "threads")
+        super().__post_init__()
         if self.load_in_4bit and self.load_in_8bit:
             raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
 
@@ -68,30 +68,25 @@ class ModelSettings(BaseSettings):
 
 
 @dataclass(frozen=True)
-class ScaleSettings:
+class ScaleSettings(Checked):
     """Several processes, started by `accelerate launch`, `torchrun` or on a Ray cluster (docs/scale.md)."""
 
-    process_timeout_s: float = 1800.0
+    process_timeout_s: Positive = 1800.0
     """timeout in seconds for the other processes, whose rollouts may take longer"""
     ray: str | None = None
     """Ray cluster to run on: auto on one of its machines, or HOST:PORT; default: this machine, without Ray"""
-    ray_nodes: int | None = None
+    ray_nodes: Count | None = None
     """nodes of the cluster that train; default: all that have room"""
-    ray_procs_per_node: int | None = None
+    ray_procs_per_node: Count | None = None
     """processes on each of them; default: one for each GPU, or one on a CPU"""
-    ray_envs: int = 0
+    ray_envs: CountOrZero = 0
     """servers on the cluster that play the environment of --env; 0: the processes play it"""
-    ray_vllm: int = 0
+    ray_vllm: CountOrZero = 0
     """vLLM servers on the cluster that sample; 0: none are started"""
     ray_vllm_flags: str = ""
     """further flags of mafrt serve_vllm in one text, such as '--python vllm/bin/python --gpus_per_server 2'"""
-    ray_restarts: int = 3
+    ray_restarts: CountOrZero = 3
     """restarts after lost nodes or processes, without a new checkpoint in between, before the run is given up"""
-
-    def __post_init__(self) -> None:
-        above(self, 0, "process_timeout_s")
-        at_least(self, 1, "ray_nodes", "ray_procs_per_node")
-        at_least(self, 0, "ray_envs", "ray_vllm", "ray_restarts")
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ class EnvSettings:
 
 
 @dataclass(frozen=True)
-class EvaluateSettings:
+class EvaluateSettings(Checked):
     """Subject and size of the evaluation."""
 
     load_path: str | None = None
@@ -152,15 +147,15 @@ class EvaluateSettings:
     """interpreter with the environment's package, for verifiers:ID; default: that of the run, or this one"""
     env_timeout_s: float | None = 60.0
     """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
-    tasks: int = 0
+    tasks: CountOrZero = 0
     """tasks to play; 0 plays all, or 100 seeds where the environment has no numbered tasks"""
-    k: int = 16
+    k: CountOrZero = 16
     """sampled answers per task, for avg@k and pass@k; 0 leaves them out"""
     greedy: bool = True
     """also play each task once at temperature 0"""
     swap: bool = False
     """also play with the adapters of every two agents swapped"""
-    seed: int = 1
+    seed: CountOrZero = 1
     """every random choice of the evaluation follows from it"""
     output: str | None = None
     """JSON file for the numbers, the scores of every task, and every prompt and answer; default: none is written"""
@@ -168,28 +163,23 @@ class EvaluateSettings:
     """replace the file of --output if it exists"""
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "tasks", "k", "seed")
+        super().__post_init__()
         if not self.k and not self.greedy:
             raise ConfigError("k is 0 and greedy is off, so nothing would be played; switch one of them on.")
 
 
 @dataclass(frozen=True)
-class BaselineSettings:
+class BaselineSettings(Checked):
     """Baselines on the same tasks."""
 
     baselines: bool = False
     """also score what needs no reinforcement learning: temperatures, votes, prefix, demonstrations, imitation"""
-    baseline_votes: int = 32
+    baseline_votes: Count = 32
     """sampled answers per task of the majority vote, and texts per turn of the vote in every turn"""
-    baseline_episodes: int = 0
+    baseline_episodes: CountOrZero = 0
     """episodes of the imitation, and of the search for demonstrations; 0: as many as the run has played, or 3840"""
-    baseline_lr: float = 1e-3
+    baseline_lr: Positive = 1e-3
     """middle one of the three learning rates of the imitation; validation tasks choose among them and up to 4 passes"""
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "baseline_votes")
-        at_least(self, 0, "baseline_episodes")
-        above(self, 0, "baseline_lr")
 
 
 @dataclass(frozen=True)
