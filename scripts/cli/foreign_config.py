@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mafrt.coach import WITHOUT_MODEL
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
-from mafrt.config.setting_synonyms import SYNONYMS, synonym
+from mafrt.config.setting_synonyms import names_without_effect, synonym, synonyms
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import brief, shortened
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings
@@ -33,45 +33,6 @@ SECTIONS = {
 VERL = "verl"
 MOST_ANSWERS = 16
 """Keys of a file of verl that are answered at a time."""
-LABELS = frozenset(
-    (
-        "description",
-        "tags",
-        "defaults",
-        "role",
-        "log_every",
-        "log_dir",
-        "logging_steps",
-        "use_tensorboard",
-        "mode",
-        "checkpoint_dir",
-        "ckpt_path",
-        "backend",
-        "agent_workflow",
-        "async_workflow",
-        "training_mode",
-        "verify_task",
-        "verify_task_eval",
-        "apply_chat_template",
-        "filter_agents_data",
-        "save_sampled_dataset",
-        "device_map",
-        "perf",
-        "metadata_key",
-        "coach_type",
-        "workflow_version",
-        "do_sample",
-        "policy_env",
-        "extra_eval_dir",
-        "num_gpus",
-        "generator_max_turns",
-        "refiner_max_turns",
-        "gradient_accumulation_steps",
-        "enabled",
-        "deepspeed_enable_sleep",
-    )
-)
-"""Keys without an effect here: names, logs, and properties that every run has."""
 LABELS_OF_ENVS = frozenset(
     ("env_type", "mode", "reward_clip", "custom_class", "custom_kwargs", "remote", "server_address")
 )
@@ -214,9 +175,9 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
             f"({PAGE})."
         ) from None
     if (
-        name in LABELS
+        name in names_without_effect()
         or path.startswith("tools_config.")
-        or (name in SYNONYMS and isinstance(value, (bool, list, dict)) and not value)
+        or (name in synonyms() and isinstance(value, (bool, list, dict)) and not value)
     ):
         return {}
     if name in known and (meant is None or meant.flag is not None):
@@ -224,7 +185,8 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
     if meant is None and name in OURS:  # another command has it
         return None
     if meant is None:
-        raise ConfigError(f"{unknown('key', shortened(path), {*known, *SYNONYMS, *RULES, *VALUES, *LABELS})} ({PAGE})")
+        keys = {*known, *synonyms(), *RULES, *VALUES, *names_without_effect()}
+        raise ConfigError(f"{unknown('key', shortened(path), keys)} ({PAGE})")
     return {meant.flag: value} if meant.exact and meant.flag is not None else None
 
 
@@ -244,7 +206,7 @@ def _flat(stored: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in stored.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and not {path, str(key)} & {*RULES, *VALUES, *LABELS}:
+        if isinstance(value, Mapping) and not {path, str(key)} & {*RULES, *VALUES, *names_without_effect()}:
             flat |= _flat(value, f"{path}.")
         else:
             flat[path] = value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from mafrt.config.schema import unknown
-from mafrt.config.setting_synonyms import SYNONYMS, synonym
+from mafrt.config.setting_synonyms import synonym, synonyms
 from mafrt.core.errors import ConfigError
 
 _FLAG = re.compile(r"--?[A-Za-z]")
@@ -59,7 +59,7 @@ def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], 
         alike = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
         meant = f", or did you mean {dashes + alike[0]!r}?" if alike else "."
         return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}{meant}"
-    foreign = [other for other in SYNONYMS if advice(other, known)]
+    foreign = [other for other in synonyms() if advice(other, known)]
     near = difflib.get_close_matches(name, [*known, *foreign], n=1, cutoff=0.8)
     if near and near[0] not in known:
         return f"There is no {kind} {shown!r} (nor {dashes + near[0]!r}); {advice(near[0], known)}."

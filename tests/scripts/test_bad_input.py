@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mafrt.config.setting_synonyms import SYNONYMS, synonym
+from mafrt.config.setting_synonyms import synonym, synonyms
 from mafrt.config.team import Team
 from mafrt.core.atomic_files import load_json, write_atomic
 from mafrt.core.errors import CheckpointError, ConfigError
@@ -156,7 +156,7 @@ def test_flags_of_other_libraries_are_answered_with_the_right_one(capsys, flag, 
 def test_every_synonym_names_a_flag_that_exists():
     scripts = [importlib.import_module(f"mafrt.scripts.{name}") for name in COMMANDS]
     known = {name for script in scripts if hasattr(script, "COMMAND") for name in script.COMMAND.settings()}
-    for name in SYNONYMS:
+    for name in synonyms():
         meant = synonym(name, known)
         assert meant.flag is None or meant.flag in known, name
     assert synonym("no_such_flag") is None
