@@ -7,8 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.run_main import run_main
 
@@ -40,11 +40,7 @@ def complete(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise ConfigError(f"found {' '.join(argv)!r}, expected one shell: {', '.join(SHELLS)}.")
-    try:
-        import shtab
-    except ImportError:
-        raise MissingExtraError(f"Completion scripts are made by shtab; run: {install('completion')}") from None
-    print(shtab.complete(parser(), argv[0]))
+    print(package("a completion script", "completion", "shtab").complete(parser(), argv[0]))
     return 0
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from mafrt import __version__
 from mafrt.config.schema import Checked, Count, Port, Positive
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.environment.registry import held_out_of, make_env
 from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
@@ -51,11 +51,9 @@ def serve(argv: Sequence[str]) -> int:
     asked = COMMAND.read(argv).make(ServeEnvSettings)
     if asked.env is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    try:
-        from mafrt.environment.remote.messages import TOKEN
-        from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
-    except ImportError:
-        raise MissingExtraError(f"mafrt serve needs grpcio; {install('grpc')}") from None
+    package("mafrt serve", "grpc", "grpc", "grpc_health")
+    from mafrt.environment.remote.messages import TOKEN
+    from mafrt.environment.remote.server import EnvironmentServer, ServedEnv
 
     served = [
         ServedEnv(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mafrt.config.schema import Bounds, Checked, Port
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.core.text import counted
 from mafrt.environment.local_server import address, bounded_server, listening, most_connections, token_for
 from mafrt.envs.search.questions import load_corpus
@@ -50,10 +50,7 @@ def serve(argv: Sequence[str]) -> int:
     if asked.corpus_path is None:
         raise ConfigError("there is nothing to serve; give --corpus_path, a file of passages.")
     token = token_for(asked.host, TOKEN)
-    try:
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
+    package("the retrieval server", "serve", "uvicorn")
     taken = listening(asked.host, asked.port)  # before the corpus is read: a port that is in use is an error at once
     index = Bm25(load_corpus(asked.corpus_path))
     url = f"{address(asked.host, taken.getsockname()[1])}/retrieve"

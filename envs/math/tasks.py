@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mafrt.core.errors import DataError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import DataError
+from mafrt.core.extras import package
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
 from mafrt.core.text import brief, keys_of
 from mafrt.envs.data_files import SUFFIXES, Records, clean_record, file_records, kind_of
@@ -218,13 +218,8 @@ def _looks_like_id(source: str) -> bool:
 
 
 def _hub_records(source: str, split: str) -> Records:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise MissingExtraError(
-            f"there is no file {source}, and reading it as a Hugging Face data set needs a package: "
-            f"{install('datasets')}"
-        ) from error
+    what = f"there is no file {source}, and reading it as a Hugging Face data set"
+    load_dataset = package(what, "datasets", "datasets").load_dataset
     name, config, part = (*source.split(":"), "", "")[:3]
     # GSM8K has two configurations and no default one; papers use `main`.
     config = config or ("main" if name == "openai/gsm8k" else "")

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError
+from mafrt.core.extras import package
 from mafrt.core.http_request import StatusError, http_request, is_http_address
 from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_deep, error_line, shortened
@@ -66,10 +66,7 @@ class Servers:
     """
 
     def __init__(self, addresses: Sequence[str], token: str | None, timeout_s: float) -> None:
-        try:
-            import websockets.sync.client  # noqa: F401
-        except ImportError:
-            raise MissingExtraError(f"environments of OpenEnv need websockets; {install('openenv')}") from None
+        package("an environment of OpenEnv", "openenv", "websockets.sync.client")
         for address in addresses:
             if not is_http_address(address) or urlsplit(address).query or urlsplit(address).username:
                 raise EnvError(f"{shortened(address, 200)!r} is no address of a server; expected http://HOST:PORT")

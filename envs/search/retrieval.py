@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mafrt.config.schema import check_number
-from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.extras import package
 from mafrt.core.http_request import StatusError, http_request, is_http_address
 from mafrt.core.text import brief, clean_text, error_line, real_number, shortened
 
@@ -65,10 +65,7 @@ class Bm25:
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
-        try:
-            import bm25s
-        except ImportError as error:
-            raise MissingExtraError(f"search needs a package: {install('search')}") from error
+        bm25s = package("search", "search", "bm25s")
         self.passages = tuple(passages)
         self._tokenize = bm25s.tokenize
         words = self._words([f"{passage.title} {passage.text}" for passage in self.passages])

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mafrt.core.errors import MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.extras import package
 from mafrt.core.text import brief, shortened
 from mafrt.environment.local_server import RefusedError, check_caller, read_json
 from mafrt.envs.search.retrieval import Bm25
@@ -77,13 +76,11 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
     Raises:
         MissingExtraError: Starlette is not installed.
     """
-    try:
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.responses import JSONResponse
-        from starlette.routing import Route
-    except ImportError as error:
-        raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
+    package("the retrieval server", "serve", "starlette")
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
 
     def check(request: Any, *, body: bool) -> None:
         host = (request.scope.get("server") or ("",))[0]

@@ -7,7 +7,6 @@ with one sentence that begins with `Error:`, as a tool message to the agent. It 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,8 @@ from typing import Any
 
 from mafrt.config.schema import unknown
 from mafrt.core.deadline import LateError, call_within
-from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.extras import check_package
 from mafrt.core.text import clean_text, error_line
 from mafrt.environment.tool_calls import PYTHON, BadCall, ToolCall, find_calls, shorten, with_types
 from mafrt.envs.tools.checker import CHECKER
@@ -79,8 +78,7 @@ class Toolbox(EpisodeTool):
     """Replaced, never written into: a fork of the episode shares them."""
 
     def __post_init__(self) -> None:
-        if importlib.util.find_spec("jsonschema") is None:
-            raise MissingExtraError(f"tools need a package: {install('tools')}")
+        check_package("a toolbox", "tools", "jsonschema")
         names = [tool.name for tool in self.tools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"two tools are called {sorted(twice)[0]!r}; leave one of them out.")

@@ -27,8 +27,8 @@ from typing import Any
 from mafrt.config import permission
 from mafrt.config.schema import unknown
 from mafrt.core import reading
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.core.http_bounds import bounded
 from mafrt.core.http_request import is_http_address
 from mafrt.core.text import brief, error_line, has_controls
@@ -255,10 +255,7 @@ def server_tools(source: str) -> Sequence[Tool]:
         MissingExtraError: the package mcp is missing.
     """
     specs = read_servers(source)
-    try:
-        import mcp  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"MCP servers need a package: {install('tools')}") from error
+    package("an MCP server", "tools", "mcp")
     listed: list[Tool] = []
     for spec in specs:
         server = McpServer(spec)

@@ -18,8 +18,8 @@ from mafrt.coach.rubric import load_rubric
 from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
-from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import CoachError, ConfigError, MafrtError
+from mafrt.core.extras import package
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
@@ -69,11 +69,9 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
     # Made before the cache is opened, so that a missing key leaves no file behind.
     provider = make_provider(kind, model, config.coach_base_url, config.coach_max_tokens, config.coach_timeout)
-    try:
-        from mafrt.coach.retry import Breaker, Retry
-    except ImportError as error:
-        raise MissingExtraError(f"coach {config.coach} needs {error.name}: {install('coach')}") from error
+    package(f"coach {config.coach}", "coach", "tenacity")
     from mafrt.coach.api_coach import RemoteCoach
+    from mafrt.coach.retry import Breaker, Retry
 
     return RemoteCoach(
         provider,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from importlib import metadata
+from typing import Any
+
+from mafrt.core.errors import MissingExtraError
 
 _PART = re.compile(r"""^(?P<requirement>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -35,3 +39,18 @@ def install(extra: str) -> str:
     """
     wanted = extras().get(extra)
     return shlex.join(["pip", "install", *(wanted or ("-e", f".[{extra}]"))])
+
+
+def package(what: str, extra: str, *modules: str) -> Any:
+    """The first of the modules that `what` needs. MissingExtraError says how to install the extra that has them."""
+    try:
+        first, *_ = map(importlib.import_module, modules)
+        return first
+    except ImportError as error:
+        raise MissingExtraError(f"{what} needs a package: {install(extra)} ({error})") from error
+
+
+def check_package(what: str, extra: str, module: str) -> None:
+    """MissingExtraError as of `package`, without importing what is there."""
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(f"{what} needs {module}: {install(extra)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.atomic_files import new_folder
-from mafrt.core.errors import DataError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import DataError
+from mafrt.core.extras import package
 from mafrt.core.text import error_line
 
 
@@ -58,8 +58,4 @@ def write_dataset(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 def load_datasets(what: str = "writing a data set") -> Any:
     """The package. Raises MissingExtraError that begins with `what` needs it."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f"{what} needs a package: {install('datasets')}") from error
-    return datasets
+    return package(what, "datasets", "datasets")

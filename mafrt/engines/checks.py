@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import logging
 import os
@@ -14,8 +13,8 @@ from urllib.parse import urlsplit
 
 from mafrt.config.agent import ALL_LINEAR
 from mafrt.config.train_config import EngineConfig
-from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, EngineDownError
+from mafrt.core.extras import check_package
 from mafrt.core.http_request import StatusError, http_request, is_http_address
 from mafrt.core.reading import parse_json, read_list, read_text
 from mafrt.core.shipped import base_folder
@@ -82,11 +81,11 @@ def check_engine(
         )
     if config.vllm_servers:
         _check_servers(config)
-        _need("httpx", "vllm_servers", "servers")
+        check_package("vllm_servers", "servers", "httpx")
     else:
         _refuse(config, ("vllm_adapter_dir",), "there are no vllm_servers to read it; leave it out")
         check_system("give --vllm_servers on a machine that has it, or leave --engine vllm out")
-        _need("vllm", "engine vllm", "vllm")
+        check_package("engine vllm", "vllm", "vllm")
     if config.max_lora_rank is not None and config.max_lora_rank not in RANKS:
         known = ", ".join(str(rank) for rank in RANKS)
         raise ConfigError(f"max_lora_rank is {config.max_lora_rank}; vLLM takes {known}.")
@@ -237,8 +236,3 @@ def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
         value = getattr(config, name)
         if value is not None:
             raise ConfigError(f"{name} is {value}, but {why}.")
-
-
-def _need(module: str, setting: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise MissingExtraError(f"{setting} needs {module}, which is not installed; run: {install(extra)}")

@@ -21,8 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
 from mafrt.core.text import clean_deep, shortened
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -368,15 +367,6 @@ def _unread_bytes(transport: Any) -> int:
     except (ImportError, OSError):
         return waiting
     return waiting + int.from_bytes(told, sys.byteorder)
-
-
-def check_packages(what: str, extra: str) -> None:
-    """MissingExtraError, with the command that installs them, where the packages of an HTTP server are missing."""
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"{what} is missing a package ({error}); run: {install(extra)}") from None
 
 
 def listening(host: str, port: int) -> socket.socket:

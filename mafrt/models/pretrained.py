@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import re
 import sys
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mafrt.config import permission
-from mafrt.core.errors import ConfigError, MissingExtraError, ModelError, is_panic
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, ModelError, is_panic
+from mafrt.core.extras import check_package
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
@@ -325,8 +324,7 @@ def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
     Dettmers 2022, 2208.07339), without head and embedding.
 
     Adapters stay float32: their gradients need no finer base. Raises MissingExtraError without bitsandbytes."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError(f"a base in 4 or 8 bits needs bitsandbytes; run {install('quant')}.")
+    check_package("a base in 4 or 8 bits", "quant", "bitsandbytes")
     from transformers import BitsAndBytesConfig
 
     if bits == 8:

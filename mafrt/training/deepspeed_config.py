@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mafrt.config.train_config import LearnConfig
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import check_package
 from mafrt.core.reading import parse_json, read_text
 
 _OURS = {
@@ -64,8 +63,7 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
             f"deepspeed is {path}, which spreads a run over several processes, and one was started; start them with "
             "`accelerate launch` or `torchrun`, or give --deepspeed none."
         )
-    if importlib.util.find_spec("deepspeed") is None:
-        raise MissingExtraError(f"--deepspeed needs DeepSpeed; run {install('deepspeed')}.")
+    check_package("--deepspeed", "deepspeed", "deepspeed")
     ours = {"train_batch_size", "gradient_clipping", "bf16", "zero_optimization", *_ONE, *_OURS}
     rest = {name: value for name, value in settings.items() if name not in ours}
     # "auto" is resolved by transformers' integration only; without it, dropping the key selects DeepSpeed's default.

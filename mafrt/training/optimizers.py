@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,7 @@ from torch import nn
 from mafrt.config.agent import OPTIMIZER_SETTINGS
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
-from mafrt.core.errors import MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.extras import package
 
 
 def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
@@ -33,11 +31,8 @@ def make_optimizer(
     settings: dict[str, Any] = {"lr": learn.lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
     if learn.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **settings, fused=fused)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run {install('quant')}.")
-    from bitsandbytes.optim import PagedAdamW8bit
-
-    optimizer: torch.optim.Optimizer = PagedAdamW8bit(parameters, **settings)
+    bitsandbytes = package(f"optimizer {learn.optimizer!r}", "quant", "bitsandbytes")
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.PagedAdamW8bit(parameters, **settings)
     return optimizer
 
 

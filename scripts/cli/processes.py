@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.distributed import ALONE, Processes, connect, started
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import check_package
 from mafrt.core.shipped import shipped
 from mafrt.engines.vllm.gpu_layout import check_gpus
 from mafrt.runners.checks import check_processes
@@ -100,9 +99,9 @@ def only_one(command: str) -> None:
 
 def check_extras(config: TrainConfig, bits: int | None) -> None:
     """MissingExtraError if bitsandbytes is asked for and not installed."""
-    if (bits or config.learn.optimizer != "adamw") and importlib.util.find_spec("bitsandbytes") is None:
+    if bits or config.learn.optimizer != "adamw":
         flag = f"--load_in_{bits}bit" if bits else f"--optimizer {config.learn.optimizer}"
-        raise MissingExtraError(f"{flag} needs bitsandbytes; run {install('quant')}.")
+        check_package(flag, "quant", "bitsandbytes")
 
 
 def _asked(name: str) -> bool:

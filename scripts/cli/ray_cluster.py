@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.atomic_files import write_atomic
-from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError, EngineDownError
+from mafrt.core.extras import package
 from mafrt.core.signals import StopRequest, source_of
 from mafrt.core.text import counted, error_line
 from mafrt.engines.checks import TOKEN as VLLM_TOKEN
@@ -130,10 +130,7 @@ def train_on_ray(command: Command, argv: Sequence[str], settings: Settings, run_
 
 def connected(address: str) -> Any:
     """The module `ray`, connected to the cluster at `auto` or HOST:PORT."""
-    try:
-        ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise MissingExtraError(f"--ray needs ray, which is not installed; run: {install('ray')}") from None
+    ray = package("--ray", "ray", "ray")
     host, _, port = address.rpartition(":")
     if address != "auto" and not (re.fullmatch(r"[\w.:\[\]-]+", host) and port.isdigit()):
         raise ConfigError(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.config.agent import AgentSpec
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.scripts.exporting.merged import base_config
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
@@ -31,10 +31,7 @@ def check_gguf(base: str) -> Any:
         ConfigError: another family, or a base that cannot be read.
         MissingExtraError: gguf is missing.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(f"--gguf needs a package; {install('bases')}") from None
+    package("--gguf", "bases", "gguf")
     config = base_config(base, "gguf is given", "gguf")
     if config.model_type not in ARCHITECTURES:
         raise ConfigError(

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.local_server import (
     LOOPBACK,
     LocalServer,
     RefusedError,
     check_caller,
-    check_packages,
     parse_body,
     read_body,
 )
@@ -59,7 +59,7 @@ class TinkerServer(LocalServer):
         self, *, host: str = "127.0.0.1", port: int = 0, tokens: Sequence[str] = (), limits: Limits = LIMITS
     ) -> None:
         check_tokens(tokens, host)
-        check_packages("The Tinker API", "tinker")
+        package("The Tinker API", "tinker", "starlette", "uvicorn")
         self.tokens, self.limits = [token.encode() for token in tokens], limits
         self.service: Service | None = None
         self.listen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import socket
@@ -586,7 +587,7 @@ def test_settings_that_work_are_not_refused(monkeypatch):
 
 
 def test_a_missing_extra_names_its_install(monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install 'vllm"):
         check_engine(EngineConfig(engine="vllm"), {}, {})
     with pytest.raises(MissingExtraError, match="pip install 'httpx"):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.core.extras import install
+from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.core.reading import parse_json
 from mafrt.core.text import clean_text, shortened
 
@@ -74,10 +74,9 @@ class Grammars:
         return Grammar(self._compiled[key].deep_copy(), ends)
 
     def _made(self, schema: str, ends: frozenset[int]) -> LLMatcher:
-        try:
-            from llguidance import LLMatcher
-        except ImportError as error:
-            raise MissingExtraError(f"A JSON schema needs llguidance ({error}); run: {install('serve')}") from None
+        package("A JSON schema", "serve", "llguidance")
+        from llguidance import LLMatcher
+
         _check_size(schema)
         vocabulary = self._vocabulary(ends)  # outside the `try`: its errors are not the schema's
         text = clean_text(json.dumps([string.printable[:95], json.loads(schema)], ensure_ascii=False))

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.extras import package
 from mafrt.core.text import error_line, shortened
 from mafrt.environment.chat_api.completions import COMPLETIONS
 from mafrt.environment.chat_api.messages import MESSAGES
@@ -33,7 +34,6 @@ from mafrt.environment.local_server import (
     LocalServer,
     RefusedError,
     check_caller,
-    check_packages,
     read_json,
 )
 
@@ -112,7 +112,7 @@ class ChatServer(LocalServer):
     ) -> None:
         if host not in LOOPBACK and not token:
             raise ConfigError(f"host {host} can be reached from other machines, so a token is needed.")
-        check_packages("The chat API", "serve")
+        package("The chat API", "serve", "starlette", "uvicorn")
         self.answers, self.token, self.limits = answers, token, limits
         self.in_flight = 0
         self._kept = KeptItems()
