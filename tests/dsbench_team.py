@@ -13,7 +13,7 @@ from typing import Any
 
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.envs.dsbench.builtin_stories import builtin_of
+from mafrt.envs.dsbench.builtin_tables import builtin_of
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import TabularTask
 

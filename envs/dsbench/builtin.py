@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError
-from mafrt.envs.dsbench.builtin_stories import BUILTIN
-from mafrt.envs.dsbench.builtin_tables import Builtin, make
+from mafrt.envs.dsbench.builtin_tables import BUILTIN, Builtin, make
 from mafrt.envs.dsbench.ground_truth import make_answers
 from mafrt.envs.dsbench.metrics import metric_of
 from mafrt.envs.dsbench.records import METRICS_FILE, Loaded, load_records

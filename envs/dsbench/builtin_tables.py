@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mafrt.core.shipped import shipped_table
+
 if TYPE_CHECKING:
     import pandas
 
@@ -72,6 +74,18 @@ class Builtin:
         """The same in some ten words of the teaching base, for the brief style."""
         leak, form = BRIEF_LEAK[self.wording % 2], BRIEF_FORM[self.form][self.wording // 2 % 2]
         return f"{leak.format(number=self.position)} {form}"
+
+
+# Every task of `validation` and `eval` combines leak, form and metric as no task of the others does.
+BUILTIN = tuple(
+    Builtin(**{name: tuple(value) if isinstance(value, list) else value for name, value in task.items()})
+    for task in shipped_table(__file__, "data/builtin_tasks.yaml")
+)
+
+
+def builtin_of(task_id: str) -> Builtin | None:
+    """The built-in task of this id; None for a user's own."""
+    return next((task for task in BUILTIN if task.id == task_id), None)
 
 
 LEAK_WORDING = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from mafrt.core.types import Message
 from mafrt.environment.session import Session
-from mafrt.envs.dsbench.builtin_stories import builtin_of
+from mafrt.envs.dsbench.builtin_tables import builtin_of
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import TabularTask

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mafrt.core.errors import DataError
-from mafrt.envs.math import story_scenes
-from mafrt.envs.math.story_templates import NAMES, SPLITS, THINGS, templates
+from mafrt.envs.math.story_templates import NAMES, SEQUENCES, SPLITS, THINGS, templates
 
 PREFIX = "stories:"
 _PERIOD = 7
@@ -84,7 +83,7 @@ def _apply(operation: str, left: int, right: int) -> int:
 
 def draw(rng: random.Random, split: str) -> Story:
     """One random problem of a split."""
-    operations = rng.choice(story_scenes.SEQUENCES)
+    operations = rng.choice(SEQUENCES)
     written, composed = templates(split)[operations]
     # Either kind alike: texts that are written out are few, and vary more.
     text = rng.choice(written if written and rng.random() < 0.5 else composed)

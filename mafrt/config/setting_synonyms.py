@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from mafrt.core.shipped import shipped_table
 
 
 class Synonym(NamedTuple):
@@ -24,9 +25,7 @@ class Synonym(NamedTuple):
 @cache
 def _tables() -> dict[str, Any]:
     """The file, by the names of other libraries; those of `same` stand for the settings among which a command's is."""
-    import yaml
-
-    read = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    read = shipped_table(__file__, "setting_synonyms.yaml")
     read["same"] = {name: ours.split(" or ") for ours, names in read["same"].items() for name in names}
     for part in ("none", "notes"):
         read[part] = {name: text for names, text in read[part].items() for name in names.split(", ")}

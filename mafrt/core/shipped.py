@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from mafrt.core.errors import ConfigError, ModelError
 
@@ -29,6 +30,13 @@ def shipped(path: str) -> Path:
     if not here.exists() and here.parts[:1] in (("profiles",), ("configs",)) and own.is_file():
         return own
     return here
+
+
+def shipped_table(module: str, name: str) -> Any:
+    """The content of the YAML file `name` that ships beside a module; `module` is its `__file__`."""
+    import yaml
+
+    return yaml.safe_load((Path(module).parent / name).read_text(encoding="utf-8"))
 
 
 def base_folder(name: str) -> Path | None:

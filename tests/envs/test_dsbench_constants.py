@@ -9,7 +9,7 @@ from helpers_sandbox import ensure_bubblewrap
 
 from bench.reproduce import dsbench_constants as constants
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.builtin_stories import BUILTIN
+from mafrt.envs.dsbench.builtin_tables import BUILTIN
 from mafrt.envs.dsbench.demonstrations import COLUMNS, good
 
 need("pandas", "sklearn")

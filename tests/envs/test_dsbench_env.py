@@ -19,7 +19,7 @@ from mafrt.core.errors import ConfigError, EnvError, SandboxError
 from mafrt.environment.checker import check_env
 from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.builtin_stories import BUILTIN
+from mafrt.envs.dsbench.builtin_tables import BUILTIN
 from mafrt.envs.dsbench.demonstrations import careless, demonstrations, good, says
 from mafrt.envs.dsbench.env import EpisodeProgress
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done, turns_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mafrt.storage import checkpoint, load_path
-from mafrt.storage.metrics import GLOSSARY, MetricsWriter, explain, glossary
+from mafrt.storage.metrics import MetricsWriter, explain, glossary
 from mafrt.storage.run_dir import RunDir
 
 DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
@@ -42,20 +42,20 @@ def curves(run: RunDir) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_patterns_stand_for_names_and_numbers():
-    assert explain("kl/Problem-Solver_2.1") is GLOSSARY["kl/AGENT"]
-    assert explain("eval/avg@16") is GLOSSARY["eval/avg@K"]
-    assert explain("grad_norm/critic") is GLOSSARY["grad_norm/critic"]
-    assert explain("eval/measure/points/ann") is GLOSSARY["eval/measure/MEASURE"]
-    assert explain("measure/share of the way") is GLOSSARY["measure/MEASURE"]
+    assert explain("kl/Problem-Solver_2.1") is glossary()["kl/AGENT"]
+    assert explain("eval/avg@16") is glossary()["eval/avg@K"]
+    assert explain("grad_norm/critic") is glossary()["grad_norm/critic"]
+    assert explain("eval/measure/points/ann") is glossary()["eval/measure/MEASURE"]
+    assert explain("measure/share of the way") is glossary()["measure/MEASURE"]
     for name in ("kl/a/b", "kl/", "eval/avg@", "eval/avg@0", "kl/AGENT/x", "kl"):
         with pytest.raises(KeyError):
             explain(name)
-    with pytest.raises(KeyError, match=r"metric 'entrpoy/solver' is not in GLOSSARY.*is it entropy/AGENT\?"):
+    with pytest.raises(KeyError, match=r"metric 'entrpoy/solver' is not in .*glossary.yaml.*is it entropy/AGENT\?"):
         explain("entrpoy/solver")
 
 
 def test_entries_are_one_line_of_plain_words():
-    for name, (text, unit) in GLOSSARY.items():
+    for name, (text, unit) in glossary().items():
         assert 5 < len(text) < 110 and "\n" not in text and "|" not in text + unit and not text.endswith("."), name
         assert len(unit) < 30, name
 

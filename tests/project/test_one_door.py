@@ -64,7 +64,7 @@ def test_a_rule_brings_its_updater_its_critic_and_its_metrics(tmp_path, caplog):
     found = {}
     runner.run(lambda progress: found.update(progress.metrics))
     assert found["updates_of_mine/first"] == 1.0
-    unknown = [record.message for record in caplog.records if "GLOSSARY" in record.message]
+    unknown = [record.message for record in caplog.records if "glossary" in record.message]
     assert len(unknown) == 1 and "'odd'" in unknown[0]  # the declared one is known, the other is not
 
 
