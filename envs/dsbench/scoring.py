@@ -122,8 +122,9 @@ def encode(answers: Answers, table: pandas.DataFrame) -> Array:
     if kind == "ranking":
         return _top_three(_numbers(table, columns)) if per_class else _ranking(answers, table[columns[0]])
     given = _numbers(table, columns) if per_class else _likelihoods(answers, table, columns)
-    if kind == "probabilities":
-        _check_probabilities(given, columns)
+    if kind == "probabilities" and ((given < 0).any() or (given > 1).any()):
+        worst = given.min() if (given < 0).any() else given.max()
+        raise TableError(f"has {worst:g} in {shown(columns)}; expected probabilities in [0, 1]")
     return given if per_class else given[:, answers.scored]
 
 
@@ -134,8 +135,13 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
     rest = [name for name in names if name != answers.id_column]
     # The order of columns is left to the submission; the names decide.
     if set(rest) == set(answers.targets):
-        if answers.metric.kind in ("scores", "probabilities") and len(answers.targets) == 1:
-            _refuse_single_column(answers)
+        ranks = answers.metric.kind in ("scores", "probabilities") and len(answers.targets) == 1
+        # One number cannot rank several classes; scored as it is, it would be a lucky guess.
+        if ranks and len(answers.classes[0]) > 2:
+            raise TableError(
+                f"has one column {answers.targets[0]!r}, but {answers.metric.name} over {len(answers.classes[0])} "
+                f"classes takes a column for each: {shown(answers.classes[0])}"
+            )
         return list(answers.targets)
     if answers.metric.kind in ("scores", "probabilities", "ranking") and len(answers.targets) == 1:
         prefix = f"{answers.targets[0]}_"
@@ -149,15 +155,6 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
         raise TableError(f"lacks the column {shown(absent)}; it has {shown(names)}")
     extra = [name for name in rest if name not in answers.targets]
     raise TableError(f"has columns that were not asked for: {shown(extra)}")
-
-
-def _refuse_single_column(answers: Answers) -> None:
-    # One number cannot rank several classes; scored as it is, it would be a lucky guess.
-    if len(answers.classes[0]) > 2:
-        raise TableError(
-            f"has one column {answers.targets[0]!r}, but {answers.metric.name} over {len(answers.classes[0])} classes "
-            f"takes a column for each: {shown(answers.classes[0])}"
-        )
 
 
 def _numbers(table: pandas.DataFrame, columns: Sequence[str], least: float | None = None) -> Array:
@@ -189,12 +186,6 @@ def _likelihoods(answers: Answers, table: pandas.DataFrame, columns: Sequence[st
         else:
             numbers.append(_numbers(table, [name])[:, 0])
     return np.stack(numbers, axis=1)
-
-
-def _check_probabilities(given: Array, columns: Sequence[str]) -> None:
-    if (given < 0).any() or (given > 1).any():
-        worst = given.min() if (given < 0).any() else given.max()
-        raise TableError(f"has {worst:g} in {shown(columns)}; expected probabilities in [0, 1]")
 
 
 def _labels(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -> Array:

@@ -36,15 +36,13 @@ class Demonstrator:
         if role == "verifier":
             return ENOUGH if (self.told.text in known) != slip else MORE
         if role == "search":
-            return self._query(self.told if self.fact.text in known else self.fact, slip)
+            fact = self.told if self.fact.text in known else self.fact
+            return str(self.rng.choice(self.world.facts).box if slip else fact.box)
         numbers = re.findall(r"\d+", " ".join(known))
         wrong = sorted(set(numbers) - {str(self.told.number)})
         is_known = self.told.text in known
         number = str(self.told.number) if is_known and not (slip and wrong) else self.rng.choice(wrong or ["1"])
         return f"\\boxed{{{number}}}"
-
-    def _query(self, fact: CorpusFact, slip: bool) -> str:
-        return str(self.rng.choice(self.world.facts).box if slip else fact.box)
 
 
 def play(

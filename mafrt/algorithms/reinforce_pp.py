@@ -226,7 +226,10 @@ def _advantages(row: Row, settings: Reinforce) -> tuple[list[float], list[float]
     if not tokens:
         return [], []
     whole_turn = settings.critic_reads is not None and settings.level == "action"
-    rewards = _by_token(row)
+    # The reward of each token, `[action tokens]`: the turn's reward where it is paid, later pay, and the penalty.
+    penalties = row.kl_rewards or [0.0] * len(row.turn.action_ids)
+    rewards = [row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
+    rewards[-1] += row.later
     if whole_turn:
         rewards = [total(rewards)]
     values = step_values(row, settings.level) if settings.critic_reads else [0.0] * len(rewards)
@@ -248,11 +251,3 @@ def _clip(rows: Sequence[Row], settings: Reinforce) -> None:
             # Scaling instead of cutting keeps the proportions of the spans.
             kept = settings.reward_clip / abs(reward)
             row.token_rewards = {token: kept * paid for token, paid in row.token_rewards.items()}
-
-
-def _by_token(row: Row) -> list[float]:
-    """The reward of each token, `[action tokens]`: the turn's reward where it is paid, later pay, and the penalty."""
-    penalties = row.kl_rewards or [0.0] * len(row.turn.action_ids)
-    rewards = [row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
-    rewards[-1] += row.later
-    return rewards

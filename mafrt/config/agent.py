@@ -142,13 +142,6 @@ class AgentSpec:
         for name in ("tools", "stop"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _texts(f"{where}{name}", value))
-        self._check_lora(where)
-        check_fields(self, where)
-        for name in ("model", "sees"):
-            if getattr(self, name) == "":
-                raise ConfigError(f"{where}{name} is empty; give a name, or leave it out.")
-
-    def _check_lora(self, where: str) -> None:
         if self.lora is not None and not isinstance(self.lora, LoraSpec):
             raise ConfigError(f"{where}lora must be a LoraSpec, found {self.lora!r}")
         flat = self.given(LORA_SETTINGS)
@@ -160,6 +153,10 @@ class AgentSpec:
             raise ConfigError(f"{where}{error}") from error
         if self.lora_targets is not None:
             object.__setattr__(self, "lora_targets", spec.targets)
+        check_fields(self, where)
+        for name in ("model", "sees"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{where}{name} is empty; give a name, or leave it out.")
 
     def given(self, names: Collection[str]) -> dict[str, Any]:
         """The named settings that are not None."""

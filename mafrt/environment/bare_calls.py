@@ -129,11 +129,9 @@ def calls_of(value: Any, *, tagged: bool) -> list[Call]:
         if not value:
             return [BadCall(f"{BAD}{FORM}, found something else (an empty list).")]
         return [call for entry in value for call in calls_of(entry, tagged=tagged)]
-    return [_call(value, tagged=tagged)] if not _is_list(value) else calls_of(value["tool_calls"], tagged=tagged)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("tool_calls"), list)
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        return calls_of(value["tool_calls"], tagged=tagged)
+    return [_call(value, tagged=tagged)]
 
 
 def _call(said: Any, *, tagged: bool) -> Call:

@@ -42,7 +42,11 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     argv = sys.argv[1:] if argv is None else list(argv)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
-    _log_to_stderr()
+    # Show the library's warnings; other packages' loggers are their own business.
+    logger = logging.getLogger("mafrt")
+    if not logger.handlers:
+        logger.addHandler(_ToStderr())
+        logger.propagate = False
     threading.excepthook = _of_thread
     wait_passively()
     try:
@@ -118,14 +122,6 @@ def _which() -> str:
     """Which process this is, where there are several."""
     rank, size = started()
     return f" (process {rank} of {size})" if size > 1 else ""
-
-
-def _log_to_stderr() -> None:
-    """Show the library's warnings; other packages' loggers are their own business."""
-    logger = logging.getLogger("mafrt")
-    if not logger.handlers:
-        logger.addHandler(_ToStderr())
-        logger.propagate = False
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):

@@ -66,12 +66,6 @@ def check_gpus(config: EngineConfig, model: str, device: str | None, *, shards: 
         shape = model_shape(str(base_folder(model) or model))
     except ConfigError:
         return  # one on the hub, or a shape that is not known: vLLM itself says what does not fit
-    _check_heads(shape, size)
-    free, total = torch.cuda.mem_get_info(gpus[0])
-    _check_share(config, shape, bits, shards, free, total)
-
-
-def _check_heads(shape: ModelShape, size: int) -> None:
     # vLLM repeats heads of keys and values, but not those of queries.
     if shape.heads % size or (shape.kv_heads % size and size % shape.kv_heads):
         fitting = [n for n in range(1, shape.heads + 1) if not shape.heads % n]
@@ -80,6 +74,8 @@ def _check_heads(shape: ModelShape, size: int) -> None:
             f"tensor_parallel_size is {size}, which does not divide the model's {shape.heads} heads (of keys and "
             f"values: {shape.kv_heads}); choose one of {', '.join(map(str, fitting))}."
         )
+    free, total = torch.cuda.mem_get_info(gpus[0])
+    _check_share(config, shape, bits, shards, free, total)
 
 
 def _check_share(config: EngineConfig, shape: ModelShape, bits: int, shards: int, free: float, total: float) -> None:
