@@ -13,7 +13,7 @@ Faults of real tables are included on purpose: missing values, categories as wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,11 @@ class Builtin:
     wording: int = 0
     """which of the wordings the description takes"""
 
+    @classmethod
+    def of(cls, task: Mapping[str, Any]) -> Builtin:
+        """From an entry of the file."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in task.items()})
+
     @property
     def data_type(self) -> str:
         return "classification" if self.classes else "regression"
@@ -77,10 +82,7 @@ class Builtin:
 
 
 # Every task of `validation` and `eval` combines leak, form and metric as no task of the others does.
-BUILTIN = tuple(
-    Builtin(**{name: tuple(value) if isinstance(value, list) else value for name, value in task.items()})
-    for task in shipped_table(__file__, "data/builtin_tasks.yaml")
-)
+BUILTIN = tuple(Builtin.of(task) for task in shipped_table(__file__, "data/builtin_tasks.yaml"))
 
 
 def builtin_of(task_id: str) -> Builtin | None:

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -75,7 +75,7 @@ def _described(kind: Any) -> dict[str, Setting]:
     bounds: dict[str, Bounds] = {}
     for base in reversed(kind.__mro__[:-1]):
         helps |= _help_texts(base)
-        if base is not kind and is_dataclass(base):
+        if base is not kind and hasattr(base, "__dataclass_fields__"):
             bounds |= {name: setting.bounds for name, setting in _described(base).items()}
     hints = get_type_hints(kind, include_extras=True)
     described = {}

@@ -27,7 +27,38 @@ from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class PlayConfig(Checked):
+class SamplingConfig(Checked):
+    """How agents' answers are sampled."""
+
+    temperature: float = 1.0
+    """softmax temperature of sampled answers; > 0"""
+    top_p: PositiveShare = 1.0
+    """nucleus sampling: keep the likeliest tokens with this total probability; 1 keeps all"""
+    top_k: CountOrZero = 0
+    """keep the k likeliest tokens; 0 keeps all"""
+    max_new_tokens: Count = 256
+    """max tokens of a turn"""
+    context_window: int | None = None
+    """max tokens of prompt and answer together; default: the context length of the base"""
+    max_batch_rows: Count = 256
+    """max rows of one forward pass of the local engine"""
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    """thoughts that other agents see: auto strips them, on: every answer starts inside one, off keeps them"""
+    thinking_budget: CountOrZero = 0
+    """tokens of thought after which its closing mark is put in, which nothing is learnt from; 0: no limit"""
+    keep_thoughts: bool = False
+    """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
+    sandbox: str = "bwrap"
+    """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise ConfigError(f"temperature is {self.temperature}, but sampling needs a value above 0.")
+
+
+@dataclass(frozen=True)
+class PlayConfig(SamplingConfig):
     """Rollout settings."""
 
     n_rollout_threads: Count = 32
@@ -44,28 +75,8 @@ class PlayConfig(Checked):
     """max rounds of replacing tasks whose samples all have the same return; default: the algorithm's"""
     episode_length: Count = 1
     """turns per agent collected from each environment in an iteration; whole episodes are played until then"""
-    max_new_tokens: Count = 256
-    """max tokens of a turn"""
-    context_window: int | None = None
-    """max tokens of prompt and answer together; default: the context length of the base"""
-    temperature: float = 1.0
-    """softmax temperature while training; > 0"""
-    top_p: PositiveShare = 1.0
-    """nucleus sampling: keep the likeliest tokens with this total probability; 1 keeps all"""
-    top_k: CountOrZero = 0
-    """keep the k likeliest tokens; 0 keeps all"""
-    max_batch_rows: Count = 256
-    """max rows of one forward pass of the local engine"""
     async_steps: int = 0
     """1: sample the next batch during the update, one step off-policy and corrected; 0: on-policy"""
-    reasoning: Literal["auto", "on", "off"] = "auto"
-    """thoughts that other agents see: auto strips them, on: every answer starts inside one, off keeps them"""
-    thinking_budget: CountOrZero = 0
-    """tokens of thought after which its closing mark is put in, which nothing is learnt from; 0: no limit"""
-    keep_thoughts: bool = False
-    """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
-    sandbox: str = "bwrap"
-    """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
     env_timeout_s: float | None = 60.0
     """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
     env_max_lost: Share = 0.25
@@ -77,8 +88,6 @@ class PlayConfig(Checked):
             raise ConfigError(f"env_timeout_s is {self.env_timeout_s}; choose a value above 0, or none for no limit.")
         if self.async_steps not in (0, 1):
             raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature is {self.temperature}, but sampling needs a value above 0.")
         if self.n_rollout_threads % self.n_samples:
             raise ConfigError(
                 f"n_rollout_threads is {self.n_rollout_threads}, which n_samples ({self.n_samples}) does not divide; "
@@ -123,8 +132,8 @@ class LearnConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TeamConfig(Checked):
-    """Adapters and frozen agents."""
+class AdapterConfig(Checked):
+    """Shape of the adapters, and frozen agents."""
 
     lora_rank: Count = 8
     """rank of each adapter"""
@@ -137,10 +146,6 @@ class TeamConfig(Checked):
     the base's cache of a transcript"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes the whole team"""
-    league: CountOrZero = 0
-    """earlier selves kept as opponents in a game of two agents that share an adapter; 0: no league"""
-    league_interval: Count = 5
-    """iterations after which the present weights join the league"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,6 +156,16 @@ class TeamConfig(Checked):
     def lora(self) -> LoraSpec:
         """Shape of the adapters of agents without a shape of their own."""
         return LoraSpec(self.lora_rank, self.lora_alpha, self.lora_targets, self.adapter_scope)
+
+
+@dataclass(frozen=True)
+class TeamConfig(AdapterConfig):
+    """Adapters and frozen agents."""
+
+    league: CountOrZero = 0
+    """earlier selves kept as opponents in a game of two agents that share an adapter; 0: no league"""
+    league_interval: Count = 5
+    """iterations after which the present weights join the league"""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mafrt.config.schema import Checked, Count
 from mafrt.config.team import Team
-from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
+from mafrt.config.train_config import AdapterConfig, LearnConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.signals import source_of
 from mafrt.core.text import counted
@@ -90,17 +90,9 @@ class PassSettings(Checked):
 
 
 @dataclass(frozen=True)
-class AdapterSettings:
+class AdapterSettings(AdapterConfig):
     """The adapters."""
 
-    lora_rank: int = TeamConfig.lora_rank
-    """rank of each adapter"""
-    lora_alpha: float = TeamConfig.lora_alpha
-    """scale of each adapter is lora_alpha / lora_rank"""
-    lora_targets: tuple[str, ...] = TeamConfig.lora_targets
-    """linear layers that get an adapter"""
-    adapter_scope: Literal["all", "action"] = TeamConfig.adapter_scope
-    """tokens on which an adapter acts; action: the agent's own action only (activated LoRA)"""
     freeze: tuple[str, ...] = ()
     """agents to leave out: their records are not used"""
 

@@ -16,6 +16,7 @@ from mafrt.config.train_config import (
     LearnConfig,
     PlayConfig,
     RunConfig,
+    SamplingConfig,
     TeamConfig,
     TrainConfig,
     TranscriptConfig,
@@ -191,29 +192,8 @@ class RecordSettings(TranscriptConfig):
 
 
 @dataclass(frozen=True)
-class SampleSettings:
+class SampleSettings(SamplingConfig):
     """Sampling; defaults to the settings of the loaded run."""
-
-    temperature: float = 1.0
-    """softmax temperature of the sampled answers; > 0"""
-    top_p: float = 1.0
-    """nucleus sampling: keep the likeliest tokens with this total probability; 1 keeps all"""
-    top_k: int = 0
-    """keep the k likeliest tokens; 0 keeps all"""
-    max_new_tokens: int = 256
-    """max tokens of a turn"""
-    context_window: int | None = None
-    """max tokens of prompt and answer together; default: the context length of the base"""
-    max_batch_rows: int = 256
-    """max rows of one forward pass of the local engine"""
-    reasoning: Literal["auto", "on", "off"] = "auto"
-    """thoughts that other agents see: auto strips them, on: every answer starts inside one, off keeps them"""
-    thinking_budget: int = 0
-    """tokens of thought after which its closing mark is put in; 0: no limit"""
-    keep_thoughts: bool = False
-    """show an agent its own earlier turns as it sampled them, thoughts included, whatever the chat template strips"""
-    sandbox: str = "bwrap"
-    """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
 
 
 def train_config(settings: object) -> TrainConfig:
