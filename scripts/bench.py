@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import mafrt
@@ -82,9 +83,7 @@ def _found() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(bench, argv)
-
+main = partial(run_main, bench)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mafrt.config.schema import unknown
@@ -129,9 +130,7 @@ def talk(conversation: Conversation) -> None:
             print(f"error: {safe(error)}", file=sys.stderr, flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(chat, argv)
-
+main = partial(run_main, chat)
 
 if __name__ == "__main__":
     sys.exit(main())

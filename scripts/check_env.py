@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import counted
@@ -60,9 +61,7 @@ def check(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(check, argv)
-
+main = partial(run_main, check)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -204,9 +205,7 @@ def _float(value: object) -> float | None:
     return None if number is None else float(number)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(collect, argv)
-
+main = partial(run_main, collect)
 
 if __name__ == "__main__":
     sys.exit(main())

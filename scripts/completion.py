@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.extras import package
@@ -44,9 +45,7 @@ def complete(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(complete, argv)
-
+main = partial(run_main, complete)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -385,9 +386,7 @@ def write(
     write_atomic(path, (json.dumps(content, default=list) + "\n").encode())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(evaluate, argv)
-
+main = partial(run_main, evaluate)
 
 if __name__ == "__main__":
     sys.exit(main())

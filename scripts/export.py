@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,9 +224,7 @@ def chat_template(base: str) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(export, argv)
-
+main = partial(run_main, export)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mafrt.config.schema import unknown
@@ -54,9 +55,7 @@ def get_base(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(get_base, argv)
-
+main = partial(run_main, get_base)
 
 if __name__ == "__main__":
     sys.exit(main())

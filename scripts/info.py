@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -208,9 +209,7 @@ def accelerator() -> str:
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(info, argv)
-
+main = partial(run_main, info)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,9 +123,7 @@ def _lines(records: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(prepare, argv)
-
+main = partial(run_main, prepare)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,6 +6,7 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mafrt.config.schema import Checked, Port, Positive
@@ -107,9 +108,7 @@ def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(report, argv)
-
+main = partial(run_main, report)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mafrt import __version__
@@ -114,9 +115,7 @@ def identity_of(env: Any, differing: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(serve, argv)
-
+main = partial(run_main, serve)
 
 if __name__ == "__main__":
     sys.exit(main())

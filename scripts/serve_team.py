@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mafrt.config.schema import Checked, Count, Port, Positive
 from mafrt.config.train_config import EngineConfig
@@ -70,9 +71,7 @@ def serve(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(serve, argv)
-
+main = partial(run_main, serve)
 
 if __name__ == "__main__":
     sys.exit(main())

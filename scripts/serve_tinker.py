@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -118,9 +119,7 @@ def serve(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(serve, argv)
-
+main = partial(run_main, serve)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -131,9 +132,7 @@ def selected(run: Path, settings: ShowSettings, problems: list[str]) -> Iterator
         yield episode
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(show, argv)
-
+main = partial(run_main, show)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,8 +196,7 @@ def run(argv: Sequence[str]) -> int:
     return train(command, with_env_kwargs(argv, env, known), prepare)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(run, argv)
+main = partial(run_main, run)
 
 
 def _parser(own: Mapping[str, Setting], env: str) -> StrictParser:

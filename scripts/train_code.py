@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from mafrt.envs.code import build
 from mafrt.envs.code.build import CodeSettings
@@ -29,9 +29,7 @@ def prepare(settings: Settings) -> PreparedRun:
     return prepared_run(build.build, settings, load_team(settings), build.NAME)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: train(COMMAND, words, prepare), argv)
-
+main = partial(run_main, lambda words: train(COMMAND, words, prepare))
 
 if __name__ == "__main__":
     sys.exit(main())

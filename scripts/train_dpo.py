@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from mafrt.config.schema import Checked, NotNegative, Positive
@@ -61,9 +62,7 @@ def prepare(settings: Settings) -> OfflineTask:
     return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: study(COMMAND, words, prepare), argv)
-
+main = partial(run_main, lambda words: study(COMMAND, words, prepare))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mafrt.core.errors import ConfigError
@@ -99,9 +100,7 @@ def run(argv: Sequence[str]) -> int:
     return train(COMMAND, argv, prepare)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(run, argv)
-
+main = partial(run_main, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mafrt.envs.math import build
@@ -38,9 +39,7 @@ def prepare(settings: Settings) -> PreparedRun:
     return prepared_run(build.build, settings, load_team(settings), build.NAME)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: train(COMMAND, words, prepare), argv)
-
+main = partial(run_main, lambda words: train(COMMAND, words, prepare))
 
 if __name__ == "__main__":
     sys.exit(main())

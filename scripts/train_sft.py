@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from mafrt.scripts.cli.command import Command, Settings
@@ -53,9 +54,7 @@ def prepare(settings: Settings) -> OfflineTask:
     return OfflineTask(rule, ("response",), choose, none, own.predict != "observations", own.predict != "turns")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: study(COMMAND, words, prepare), argv)
-
+main = partial(run_main, lambda words: study(COMMAND, words, prepare))
 
 if __name__ == "__main__":
     sys.exit(main())

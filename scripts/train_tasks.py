@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from mafrt.envs.tasks import build
 from mafrt.envs.tasks.build import TaskSettings
@@ -28,9 +28,7 @@ def prepare(settings: Settings) -> PreparedRun:
     return guarded_run(run, settings["env_timeout_s"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: train(COMMAND, words, prepare), argv)
-
+main = partial(run_main, lambda words: train(COMMAND, words, prepare))
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -61,7 +61,8 @@ class Builtin:
     @classmethod
     def of(cls, task: Mapping[str, Any]) -> Builtin:
         """From an entry of the file."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in task.items()})
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in task.items()}
+        return cls(**fields)
 
     @property
     def data_type(self) -> str:

@@ -22,7 +22,7 @@ from mafrt.core.text import one_line
 from mafrt.core.threads import wait_passively
 
 
-def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Run a script's body; an error of ours becomes one sentence on stderr and exit code 2.
 
     `python scripts/x.py` puts the scripts folder first on `sys.path`, where `evaluate.py` would shadow the package of
