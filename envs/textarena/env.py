@@ -114,8 +114,8 @@ class TextArena(Env):
                 self.reset(options={"task": task % self.num_tasks})
         except EnvError as error:
             raise ConfigError(str(error)) from error
-        if (error := self._fails_always()) is not None:
-            why = f"{type(error).__name__}: {error_line(error)}"
+        if (failed := self._fails_always()) is not None:
+            why = f"{type(failed).__name__}: {error_line(failed)}"
             raise ConfigError(f"textarena's {name} fails at whatever is said ({why}); choose another game.")
 
     def _check(self, config: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class TextArena(Env):
 
     def _fails_always(self) -> Exception | None:
         """The error of the game that has begun, where it raises one at every move that is tried."""
-        failed = None
+        failed: Exception | None = None
         for move in MOVES:
             try:
                 with self._own_chance():
