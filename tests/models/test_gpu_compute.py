@@ -121,6 +121,18 @@ def test_adapters_of_all_layers_are_laid_out_and_their_gradients_taken_back_toge
     assert launches[1][1] == launches[3][1] == 0
 
 
+def test_layers_that_no_loss_depends_on_get_no_zeros_to_copy():
+    with PretendCuda():
+        base = tiny_base(layers=2)
+        base = type(base)(base.model.to("cuda"), base.tokenizer, base.name)
+        add_random_adapter(base, "agent", rank=3)
+        last = base.model.model.layers[1].self_attn
+        last.register_forward_hook(lambda module, args, out: (out[0].detach(), *out[1:]))
+        base.forward(random_ids(2, 9, seed=1).to("cuda"), None, torch.tensor([0, 0])).sum().backward()
+        moved = [bool(p.grad.any()) for p in base.adapter_parameters("agent") if p.grad is not None]
+    assert any(moved) and not all(moved)
+
+
 @pytest.mark.parametrize("size", [128, 1000, 4224])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_are_drawn_as_by_the_reference(size, dtype):

@@ -58,6 +58,7 @@ class _LaidOut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: Sequence[int], dtype: torch.dtype, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.counts, ctx.shapes, ctx.dtype = counts, [t.shape for t in parts], parts[0].dtype
+        ctx.set_materialize_grads(False)  # layers that took no part are zeroed below, without zeros to be copied
         staged = _views(ctx.shapes, parts[0], dtype)
         # Cast and copied, many in a launch.
         torch._foreach_copy_(staged, list(parts))
