@@ -61,6 +61,8 @@ def test_planted_faults_of_each_kind_are_noticed():
             gpu.clear()
             wait()
             assert gpu.waited == 1, gpu.waits
+        turned = torch.polar(torch.ones(3), torch.arange(3.0))
+        assert torch.view_as_real(turned.to("cuda").conj() * 1).cpu()[1, 1] == -turned[1].imag
         live = gpu.live
         copy = there.clone()
         assert gpu.live == live + 24 and copy.view(-1)[1:].device.type == "cuda" and gpu.live == live + 24
