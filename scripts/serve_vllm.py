@@ -31,7 +31,7 @@ from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_base
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
 from mafrt.environment.local_server import token_for
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_team
+from mafrt.scripts.cli.loading import load_team, work_offline_if_unreachable
 from mafrt.scripts.cli.run_main import run_main
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -136,6 +136,7 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     default = LoraSpec(rank=asked.lora_rank, alpha=2.0 * asked.lora_rank)
     ranks = [asked.lora_rank] if team is None else [team.lora_for(name, default).rank for name in team.adapters]
     adapters = asked.max_loras or (1 if team is None else len(team.adapters)) + 1
+    work_offline_if_unreachable(asked.model_name_or_path)
     _, config, _ = check_base(asked.model_name_or_path, trust_remote_code=asked.trust_remote_code)
     gpu = asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
     share = asked.gpu_memory_utilization or (0.9 if gpu else 0.1)

@@ -7,6 +7,7 @@ number. The last one counts whatever is in it: a box that is cut off or empty gi
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
@@ -324,6 +325,9 @@ def _without_bases(answer: str) -> tuple[str, list[int]]:
     return (text, sorted(bases)) if bases else (answer, [])
 
 
+_WAYS = re.compile(r"([CP])\s*\(\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\)")
+
+
 def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
     """Pairs of an answer and a reference that must all be equal; None if it cannot be the same answer.
 
@@ -341,6 +345,7 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if excluded[0] != others[0]:
             return None
         given, reference = excluded[1], others[1]
+    given, reference = _counted(given, reference), _counted(reference, given)
     given, reference = _ascending(given), _ascending(reference)
     if given.replace(" ", "") == reference.replace(" ", ""):
         return []
@@ -380,6 +385,14 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if {own, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
     return [(part, reference) for part in parts]
+
+
+def _counted(answer: str, other: str) -> str:
+    """C(5, 2) and P(5, 2) as numbers beside a number; else they may be points."""
+    match = _WAYS.fullmatch(answer)
+    if match is None or plain_number(other) is None:
+        return answer
+    return str((math.comb if match[1] == "C" else math.perm)(int(match[2]), int(match[3])))
 
 
 def _excluded(answer: str) -> tuple[str, str] | None:

@@ -50,6 +50,7 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=[0-9]) ?x ?(?=10 ?\^)", r"\\times "),
         (rf"^({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?dozen(?![a-z])[A-Za-z ]*\}}?$", r"\1 \\cdot 12"),
         (rf"^({_NUMBER}) to ({_NUMBER})$", r"\1:\2"),
+        (r"\{?\s*\b([0-9]+|[nm])\s*\\choose\s*([0-9]+|[kmr])\b\s*\}?", r"\\binom{\1}{\2}"),
         (r"(?<![A-Za-z0-9}])(?:\{\})?\^\s*\{?([0-9]+|n)\}?\s*C_\s*\{?([0-9]+|[kr])\}?", r"\\binom{\1}{\2}"),
         # Units in words, and lengths with a power: the number is the answer.
         (rf"^({_NUMBER})\s*\^?\\circ\s*$", r"\1"),
@@ -132,6 +133,12 @@ def _number_in_words(answer: str) -> str | None:
     names = re.findall("[a-z]+", match[1].lower())
     sign = "-" if names[:1] in (["minus"], ["negative"]) else ""
     names = names[1:] if sign else names
+    if names[:-2] and names[-3] == "and":  # two and a half
+        whole, part = _number_in_words(" ".join(names[:-3])), _number_in_words(" ".join(names[-2:]))
+        if whole and part and whole.isdecimal() and "frac" in part:
+            return f"{sign}({whole}+{part})"
+    if len(names) == 2 and names[0] == "a" and names[1] in _PARTS:
+        names = ["one", names[1]]
     if len(names) == 2 and names[0] in _ONES[1:]:
         plural = names[0] != "one"
         part = names[1].replace("halves", "halfs").replace("fourth", "quarter")
@@ -176,6 +183,7 @@ _SPEEDS = tuple(
     (re.compile(rf"(?i:\b{pattern}\b)"), name)
     for pattern, name in (
         ("miles? per hour", "mph"),
+        ("sq(?= )", "square"),
         ("kilomet(?:er|re)s? per hour", "km/h"),
         ("met(?:er|re)s? per second", "m/s"),
         ("(?:feet|foot) per second", "ft/s"),
@@ -238,6 +246,8 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
         return None
     given, reference = _in_radians(given, reference), _in_radians(reference, given)
     own, wanted = _measure(given), _measure(reference)
+    if (own is None) != (wanted is None):  # beside 90 min, 1.5 h is no product
+        own, wanted = own or _measure(given, letters=True), wanted or _measure(reference, letters=True)
     if own is None or wanted is None:
         return given, reference
     (number, kind, size), (plain, other, unit) = own, wanted
@@ -247,14 +257,17 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
     return (number if ratio == 1 else rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}} \cdot ({number})"), plain
 
 
-def _measure(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
-    """The number of an answer, what its unit measures with the power, and the unit's size; None without a known one."""
+def _measure(answer: str, letters: bool = False) -> tuple[str, tuple[str, int], Fraction] | None:
+    """The number of an answer, what its unit measures with the power, and the unit's size; None without a known one.
+
+    letters: whether a letter alone is a unit, as in 5 m, which may be a product.
+    """
     if money := _MONEY.fullmatch(answer):
         return money["number"].replace(",", ""), ("money", 1), Fraction(100)
     if amounts := _amounts(answer):
         return amounts
     match = _WITH_UNIT.fullmatch(answer)
-    if match is None or (len(match["name"]) == 1 and not match["text"]):  # 5 m may be a product
+    if match is None or (len(match["name"]) == 1 and not match["text"] and not letters):
         return None
     *before, name = match["name"].split()
     unit = _UNITS.get(name) or _UNITS.get(name.lower().removesuffix("s"))

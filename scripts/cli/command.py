@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -288,7 +289,7 @@ def _permit(argv: Sequence[str]) -> None:
 
 def _run_of(config: Path) -> Path | None:
     """The run that a file of settings belongs to: its folder holds a record, or one above it does."""
-    place = config.resolve()
+    place = Path(os.path.realpath(config))  # `resolve` raises an error of its own for a link to itself
     if re.fullmatch(r"args(\.until_\d+)?\.yaml", place.name):
         return place.parent
     return next((folder for folder in place.parents if (folder / RECORD).is_file()), None)

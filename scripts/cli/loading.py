@@ -20,9 +20,10 @@ from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.gpus import unusable_gpu
+from mafrt.core.http_request import is_http_address
 from mafrt.core.reading import parse_json
 from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
-from mafrt.core.text import brief
+from mafrt.core.text import brief, shortened
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
@@ -298,7 +299,12 @@ def work_offline_if_unreachable(model: str) -> None:
     """
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
     require_base(model)
-    if base_folder(model) is not None or not hub_id or Path(model).exists() or os.environ.get("HF_HUB_OFFLINE"):
+    if base_folder(model) is not None or not hub_id or Path(model).exists():
+        return
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    if not is_http_address(endpoint):
+        raise ConfigError(f"HF_ENDPOINT is {shortened(endpoint, 200)!r}; expected an address such as https://HOST.")
+    if os.environ.get("HF_HUB_OFFLINE"):
         return
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -313,7 +319,7 @@ def work_offline_if_unreachable(model: str) -> None:
         )
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
         return
-    place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    place = urlsplit(endpoint)
     port = place.port or (443 if place.scheme == "https" else 80)
     reached = threading.Event()
 

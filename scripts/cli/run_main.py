@@ -40,6 +40,15 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
 
 def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
+    # A stream that was closed is None: `input` and `write` fail, and the next file that is opened takes its number.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    try:
+        os.getcwd()
+    except OSError:
+        print("error: the current folder is not there any more; change into one that is.", file=sys.stderr)
+        return 2
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
     # Show the library's warnings; other packages' loggers are their own business.
@@ -91,6 +100,8 @@ def _of_disk(error: Exception) -> str | None:
         return f"a file cannot be written: {error.strerror}{advice}."
     if isinstance(error, OSError) and "No usable temporary directory" in str(error):  # in the words of `tempfile`
         return f"{error.strerror}: make room in one of them, or name another folder in TMPDIR."
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):  # of `Path.resolve`
+        return f"{str(error)[18:]} is a link that leads to itself; give another path."
     full = any(words in str(error) for words in ("No space left", "os error 28"))
     full |= isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
     return "a file cannot be written: no space is left on the device." if full else None
