@@ -182,6 +182,8 @@ def is_writable(folder: str | os.PathLike[str]) -> str | None:
     if has_controls(str(folder)):
         return "its name holds control characters"
     while not path.exists():
+        if path.is_symlink():
+            return f"{path} is a link that leads nowhere"
         path = path.parent
     if not path.is_dir():
         return f"{path} is a file"

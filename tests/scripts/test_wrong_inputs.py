@@ -19,9 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.core.distributed import connect
+from mafrt.core.errors import ConfigError
 from mafrt.core.text import one_line
 from mafrt.envs.math import build
 from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.cli.loading import work_offline_if_unreachable
 from mafrt.scripts.main import main
 
 pytestmark = pytest.mark.takes(fast=14)
@@ -38,6 +41,12 @@ train_math --config run/args.yaml --run_dir run                 | is not empty
 train_math --config big.yaml                                    | more than 4300 digits
 train_math --load_path run/best/actor                           | is itself one adapter
 train_math --load_path run/args.yaml                            | is a file
+train_math --run_dir dangling/x                                 | is a link that leads nowhere
+train_math --config loop                                        | Too many levels of symbolic links
+train_math --coach openai:gpt --coach_base_url http://x:port/v1 | expected an address
+train_math --workflow tools --tools mcp:ftp.json                | expected an address such as http
+train_math --sandbox fusion:http://x:99999                      | fusion:http://HOST:PORT
+train_search --retriever http://[::1/r                          | give a URL
 train_math --run_dir /proc/x                                    | cannot be written
 train_math --coach openai:gpt --coach_base_url ftp://x          | expected an address
 train_math --help=1                                             | lists the flags
@@ -553,6 +562,7 @@ FILES = {
     "longname.json": json.dumps([{"role": "a" * 101, "with_answer": True}]),
     "typo.yaml": "learing_rate: 1\n",
     "object.json": '{"a": 1}',
+    "ftp.json": '{"mcpServers": {"w": {"url": "ftp://x"}}}',
     "team_typo.json": '[{"role": "a", "temprature": 1}]',
     "one.json": '[{"role": "reasoner", "with_answer": true}]',
     "team_twice.json": '[{"role": "a"}, {"role": "a"}]',
@@ -586,6 +596,8 @@ def place(tmp_path_factory):
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
         if not name.endswith("/"):
             path.write_text(content)
+    os.symlink("loop", "loop")
+    os.symlink("nowhere", "dangling")
     for name in ("bytes", "bytes.jsonl", "bytes.parquet"):
         (folder / name).write_bytes(b"\xff\xfe\x00\x01PAR1\n" * 3)
     short = "--iterations 1 --n_rollout_threads 2 --eval_episodes 1 --eval_samples 1 --max_new_tokens 4 --device cpu"
@@ -609,7 +621,7 @@ def state(folder):
     found = {}
     for path, folders, names in os.walk(folder):  # `Path.rglob` takes longer than most answers
         folders[:] = [name for name in folders if name != "__pycache__"]
-        about = {name: os.stat(os.path.join(path, name)) for name in names}
+        about = {name: os.lstat(os.path.join(path, name)) for name in names}
         found[path] = {name: (stat.st_size, stat.st_mtime_ns) for name, stat in about.items()}
     return found
 
@@ -698,3 +710,40 @@ def test_flags_that_would_do_nothing_are_taken_where_they_do_something(capsys, h
     assert main(["show", "run", "--agent", "actor", "--limit", "1"]) == 0
     assert main(["check_env", "sudoku"]) == 0
     assert main(["info", "--memory", "Qwen/Qwen3-4B", "--gpus", "1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"])
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5"])
+def test_variables_of_a_launcher_that_are_no_numbers_are_told(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{name} is '{value}', expected a whole number"):
+        connect(cpu=True)
+
+
+def test_a_rank_beyond_the_size_is_told(monkeypatch):
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="5 and 2, expected a rank below the size"):
+        connect(cpu=True)
+
+
+def test_a_hub_that_is_no_address_is_told(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:x")
+    with pytest.raises(ConfigError, match=r"HF_ENDPOINT is .*; expected an address"):
+        work_offline_if_unreachable("some/model")
+
+
+def test_a_current_folder_that_is_gone_is_told(capsys, monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["report"]) == 2
+    assert capsys.readouterr().err.startswith("error: the current folder is not there any more")
+
+
+def test_a_stream_that_was_closed_is_empty(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["completion", "bash", "zsh"]) == 2
+    assert sys.stdin.readline() == ""
+    sys.stdin.close()
