@@ -35,7 +35,7 @@ PROVIDERS = Registry(
 _MOST_TOKENS = 10**9
 """Tokens of one call, at most; a larger count is taken for none."""
 
-_MOST_REPLY = {"most": 1 << 20, "parts": 20_000}
+_MOST_REPLY: dict[str, Any] = {"most": 1 << 20, "parts": 20_000}
 """Bytes of one reply that are read, and brackets, braces and commas: a verdict has a thousandth of both."""
 
 _NETWORK = ("httpx", "httpx2", "httpcore", "aiohttp", "anyio", "h11", "ssl", "socket")

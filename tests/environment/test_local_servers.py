@@ -444,7 +444,6 @@ def test_an_upgrade_to_another_protocol_is_refused_with_a_sentence(served):
         {"response_format": {"type": []}},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
-        {"response_format": {"type": "json_object"}, "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"response_format": []},
         {"logit_bias": {"1": 5}},
         {"frequency_penalty": 0.5},

@@ -291,7 +291,6 @@ LONG = int("9" * 400)
         {"thinking": {"type": "enabled", "display": "omitted"}},
         {"output_config": 7},
         {"output_config": {"format": {"type": "json_schema"}}},
-        {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": [ADD]},
         {"output_format": {"type": "json_schema"}},
         {"tools": "all"},
         {"tools": [7]},

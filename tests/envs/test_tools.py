@@ -777,11 +777,12 @@ def test_a_retriever_of_the_users_that_hangs_loses_the_episode():
 
 
 def test_a_server_that_never_answers_leaves_no_thread_behind():
+    before = set(threading.enumerate())  # of servers that other tests are still connected to
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
         with pytest.raises(Failed, match="did not answer within"):
             McpServer(ServerSpec("silent", url=url, timeout_s=0.3)).tools()
-        for thread in threading.enumerate():
-            if thread.name == "mafrt-mcp" and thread.is_alive():
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "mafrt-mcp":
                 thread.join(10)
                 assert not thread.is_alive()
