@@ -208,13 +208,15 @@ def joined() -> bool:
 def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
     """Join the other processes, if a launcher started several: through accelerate, NCCL on GPUs, gloo on CPUs."""
     global _joined
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+    rank, size = started()
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    # Kubernetes sets MASTER_PORT to an address for everybody, where a service is called master.
+    for name in names if size == 1 else [*names, "MASTER_PORT"]:
         if (value := os.environ.get(name, "")) and not value.isdecimal():
             raise ConfigError(
                 f"the environment variable {name} is {shortened(value)!r}, expected a whole number; unset it, or start "
                 "several processes with `accelerate launch` or `torchrun`, which set it"
             )
-    rank, size = started()
     if rank >= size:
         raise ConfigError(
             f"the environment variables RANK and WORLD_SIZE are {rank} and {size}, expected a rank below the size; "
