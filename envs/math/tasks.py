@@ -20,6 +20,7 @@ from typing import Any
 from mafrt.core.errors import DataError
 from mafrt.core.extras import package
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
+from mafrt.core.hub import reachable, stay_offline
 from mafrt.core.text import brief, keys_of
 from mafrt.envs.data_files import SUFFIXES, Records, clean_record, file_records, kind_of
 from mafrt.envs.math import arithmetic, stories
@@ -218,6 +219,8 @@ def _looks_like_id(source: str) -> bool:
 
 
 def _hub_records(source: str, split: str) -> Records:
+    if not os.environ.get("HF_HUB_OFFLINE") and not reachable():
+        stay_offline()
     what = f"there is no file {source}, and reading it as a Hugging Face data set"
     load_dataset = package(what, "datasets", "datasets").load_dataset
     name, config, part = (*source.split(":"), "", "")[:3]
@@ -226,6 +229,9 @@ def _hub_records(source: str, split: str) -> Records:
     try:
         rows = load_dataset(name, config or None, split=part or split)
     except Exception as error:
+        if isinstance(error, ConnectionError) and os.environ.get("HF_HUB_OFFLINE"):
+            why = "the hub cannot be reached, and the local cache does not hold it; give a file"
+            raise DataError(f"data set {source} cannot be loaded: {why}") from error
         first = (str(error).splitlines() or [""])[0]
         named = "" if part else f"; to name one of its splits, give {name}:{config or 'default'}:SPLIT"
         raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}{named}") from error

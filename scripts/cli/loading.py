@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import logging
 import os
 import re
-import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.gpus import unusable_gpu
-from mafrt.core.http_request import is_http_address
+from mafrt.core.hub import check_endpoint, reachable, stay_offline
 from mafrt.core.reading import parse_json
 from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
-from mafrt.core.text import brief, shortened
+from mafrt.core.text import brief
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
@@ -285,12 +281,8 @@ def _on_cpu(settings: Settings) -> bool:
     return device == "cpu" or (device is None and not torch.cuda.is_available())
 
 
-REACH_S = 4.0
-"""Seconds in which the model hub has to answer; its client alone would retry for a minute."""
-
-
 def work_offline_if_unreachable(model: str) -> None:
-    """Let a hub id be looked up in the local cache only if the hub cannot be reached within `REACH_S` seconds.
+    """Let a hub id be looked up in the local cache only if the hub cannot be reached.
 
     A folder is left alone, and so is a connection through a proxy, which cannot be probed this way.
 
@@ -301,12 +293,10 @@ def work_offline_if_unreachable(model: str) -> None:
     require_base(model)
     if base_folder(model) is not None or not hub_id or Path(model).exists():
         return
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if not is_http_address(endpoint):
-        raise ConfigError(f"HF_ENDPOINT is {shortened(endpoint, 200)!r}; expected an address such as https://HOST.")
+    check_endpoint()
     if os.environ.get("HF_HUB_OFFLINE"):
         return
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
     try:
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
@@ -317,20 +307,7 @@ def work_offline_if_unreachable(model: str) -> None:
             f"the run's files name the model {model!r}, which is not in the local cache, and a file is no permission "
             "to fetch it; type --model_name_or_path, or --trust_run if you know whose run this is"
         )
-    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return
-    place = urlsplit(endpoint)
-    port = place.port or (443 if place.scheme == "https" else 80)
-    reached = threading.Event()
-
-    def probe() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((place.hostname or "", port), REACH_S):
-            reached.set()
-
-    prober = threading.Thread(target=probe, daemon=True)  # looking up the name may take longer than any time-out
-    prober.start()
-    prober.join(REACH_S)
-    if not reached.is_set():
+    if not reachable():
         if not cached:
             if near := difflib.get_close_matches(model, [*SHIPPED_BASES, *FETCHED], n=1, cutoff=0.8):
                 raise ModelError(f"there is no base {model!r}; did you mean {near[0]!r}?")
@@ -340,8 +317,7 @@ def work_offline_if_unreachable(model: str) -> None:
                 "that can be reached from here"
             )
         log.warning("The model hub cannot be reached; looking for %s in the local cache.", model)
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        constants.HF_HUB_OFFLINE = True  # read when the package is imported, which may have happened
+        stay_offline()
 
 
 def check_device(device: str) -> None:

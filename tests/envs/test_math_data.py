@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.envs.math import MathEnv, Task, find_leaks, load_tasks, verify_many
@@ -241,7 +243,12 @@ class FakeHub(types.ModuleType):
         return [{"question": "p", "answer": "so\n#### 3"}, {"question": "q", "answer": "#### 4"}]
 
 
-def test_hugging_face_ids(monkeypatch):
+@pytest.fixture
+def reached(monkeypatch):
+    monkeypatch.setattr("mafrt.envs.math.tasks.reachable", lambda: True)
+
+
+def test_hugging_face_ids(monkeypatch, reached):
     hub = FakeHub()
     monkeypatch.setitem(sys.modules, "datasets", hub)
     tasks = load_tasks("openai/gsm8k")
@@ -258,7 +265,23 @@ def test_hugging_face_ids(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_a_data_set_id_without_the_package(monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_asked_for_nothing(monkeypatch):
+    class Offline:
+        def load_dataset(self, *asked, **more):
+            assert os.environ["HF_HUB_OFFLINE"] == "1" and constants.HF_HUB_OFFLINE
+            raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", Offline())
+    with pytest.raises(DataError, match="the hub cannot be reached, and the local cache does not hold it"):
+        load_tasks("owner/name")
+
+
+def test_a_data_set_id_without_the_package(monkeypatch, reached):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match="pip install 'datasets"):
         load_tasks("openai/gsm8k")
