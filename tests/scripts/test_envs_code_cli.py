@@ -111,7 +111,8 @@ def test_bad_input_is_one_sentence(workdir, capsys):
     assert "leave --sandbox out" in refused(
         capsys, train.main, "--env", "test_tool_calls:Hears", "--sandbox", "degraded", "--run_dir", "run"
     )
-    assert "played by three agents" in refused(capsys, train_math.main, "--workflow", "mathchat", "--run_dir", "run")
+    words = ("--workflow", "mathchat", "--profile_path", "profiles/math_dual.json", "--run_dir", "run")
+    assert "played by three agents" in refused(capsys, train_math.main, *words)
     assert "no setting tool_turns" in refused(capsys, train_math.main, "--tool_turns", 2, "--run_dir", "run")
     assert not (workdir / "run").exists()
 
