@@ -138,6 +138,7 @@ class _Adapted(torch.autograd.Function):
         low = F.linear(flat, down)
         low.view(*mask.shape[:1], -1, mask.shape[-1]).mul_(mask)
         out.addmm_(low, up.t())
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(flat, weight, down, up, mask, low)
         # No view in autograd's eyes, since models may write into what a layer returns.
         made: Tensor = torch.ops.aten._unsafe_view(out, [*x.shape[:-1], out.shape[1]])
@@ -146,6 +147,8 @@ class _Adapted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, down, up, mask, low = ctx.saved_tensors
+        if grads[0] is None:  # no loss depends on it: it chose indices, as doge's mask does
+            return (None,) * 6
         grad = grads[0].reshape(-1, weight.shape[0])
         grad_low = grad @ up
         grad_low.view(*mask.shape[:1], -1, mask.shape[-1]).mul_(mask)
