@@ -30,7 +30,8 @@ def form_of(module: nn.Module) -> NormForm | None:
     """
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or weight.dim() != 1:
+    # A buffer under that name, as Falcon Mamba's, is used for nothing, and may have another length than the input.
+    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return None
     if not isinstance(eps, float) or weight.is_meta:
         return None

@@ -116,7 +116,9 @@ def scores_and_gradients(kind: str, device: str) -> tuple[torch.Tensor, list[tor
 
 @pytest.mark.cases(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "doge"])
+@pytest.mark.parametrize(
+    "kind", ["gpt_oss", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "doge", "falcon_mamba"]
+)
 def test_a_model_with_experts_computes_there_as_on_a_cpu(kind):
     logprobs, grads = scores_and_gradients(kind, "cpu")
     with PretendCuda():
