@@ -26,9 +26,8 @@ class Synonym(NamedTuple):
 def _tables() -> dict[str, Any]:
     """The file, by the names of other libraries; those of `same` stand for the settings among which a command's is."""
     read = shipped_table(__file__, "setting_synonyms.yaml")
-    read["same"] = {name: ours.split(" or ") for ours, names in read["same"].items() for name in names}
-    for part in ("none", "notes"):
-        read[part] = {name: text for names, text in read[part].items() for name in names.split(", ")}
+    for part, meaning in (("same", "ours"), ("none", "answer"), ("notes", "answer")):
+        read[part] = {name: entry[meaning] for entry in read[part] for name in entry["theirs"]}
     return dict(read)
 
 
