@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from mafrt.core.errors import ConfigError, DataError, EnvDownError, EnvError
 from mafrt.core.extras import package
@@ -68,7 +67,7 @@ class Servers:
     def __init__(self, addresses: Sequence[str], token: str | None, timeout_s: float) -> None:
         package("an environment of OpenEnv", "openenv", "websockets.sync.client")
         for address in addresses:
-            if not is_http_address(address) or urlsplit(address).query or urlsplit(address).username:
+            if not is_http_address(address, bare=True):
                 raise EnvError(f"{shortened(address, 200)!r} is no address of a server; expected http://HOST:PORT")
         self.servers = [Server(address.rstrip("/")) for address in dict.fromkeys(addresses)]
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}

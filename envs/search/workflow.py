@@ -57,7 +57,6 @@ class SearchWorkflow(Workflow):
 
     uses_tools = True
     tool = "search"
-
     profile = "profiles/search.json"
 
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:

@@ -8,7 +8,7 @@ import itertools
 import pkgutil
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -281,7 +281,7 @@ class TextArena(Env):
         """Hand an action to the game; whether it is over, with what it pays in `paid`, or shows next in `next_seen`."""
         try:
             with self._own_chance():
-                over, _ = self.game.step(action=without_tags(action, self._roles(), addressed=self.addressed))
+                over, _ = self.game.step(action=without_tags(action, self._roles().values(), addressed=self.addressed))
             if over:
                 rewards, about = self.game.close()
                 ours = range(len(self.agents)) if self.seat is None else (self.seat,)
@@ -303,10 +303,10 @@ class TextArena(Env):
             return True
         return bool(over)
 
-    def _roles(self) -> list[str]:
-        """Names of speakers that the game gives, beside `Player 3`."""
-        given = getattr(self.game.state, "role_mapping", None) or {}
-        return [str(role) for role in given.values() if not _PLAYER.fullmatch(str(role))]
+    def _roles(self) -> Mapping[int, str]:
+        """Seat -> name of a speaker, `Player 3` or another, where the game gives them."""
+        given: Mapping[int, str] = getattr(self.game.state, "role_mapping", None) or {}
+        return given
 
     def _observe(self) -> dict[str, str]:
         untold: list[Any] = []
@@ -316,9 +316,9 @@ class TextArena(Env):
         with self._own_chance():
             seat, seen = self.game.get_observation()
         if not isinstance(seen, str):  # what is new to the seat: a prompt is all that there is to know
-            roles = getattr(self.game.state, "role_mapping", None) or {}
             told = self.told.setdefault(seat, [])
-            told += [f"[{roles.get(by, f'Player {by}') if by != GAME else 'GAME'}] {said}" for by, said, *_ in seen]
+            roles = {**self._roles(), GAME: "GAME"}
+            told += [f"[{roles.get(by, f'Player {by}')}] {said}" for by, said, *_ in seen]
             seen = "\n".join(told)
         text = seen
         self.addressed = self.addressed or ADDRESSED in text
@@ -360,15 +360,15 @@ def within_one(paid: dict[str, float]) -> dict[str, float]:
     return {name: 2.0 * (value - least) / (most - least) - 1.0 if most > least else 0.0 for name, value in paid.items()}
 
 
-def without_tags(action: str, roles: Collection[str] = (), *, addressed: bool = False) -> str:
+def without_tags(action: str, roles: Iterable[str] = (), *, addressed: bool = False) -> str:
     """An action without the tags by which TextArena names who speaks, so that no player speaks for another.
 
     Args:
         action: of a player.
-        roles: names of speakers that the game gives.
+        roles: names of speakers that the game gives; `Player 3` is one in any game.
         addressed: whether `[Player 3]` is a move, and stays: then further lines that open a bracket begin with `> `.
     """
-    tags = {"GAME", "Player", *roles}
+    tags = {"GAME", "Player", *(str(role) for role in roles if not _PLAYER.fullmatch(str(role)))}
     if addressed:
         action = _FURTHER.sub("> ", action)
     done: list[str] = []

@@ -33,7 +33,6 @@ class MathChat(Chain):
 
     uses_tools = True
     plans = False
-
     profile = "profiles/mathchat.json"
 
     def __init__(

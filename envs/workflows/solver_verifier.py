@@ -31,7 +31,6 @@ class SolverVerifier(Chain):
     """
 
     plans = False
-
     profile = "profiles/solver_verifier.json"
 
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:

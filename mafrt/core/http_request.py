@@ -25,8 +25,11 @@ class StatusError(OSError):
         self.status = status
 
 
-def is_http_address(text: str) -> bool:
-    """Whether it is the address of a server: `http://` or `https://`, a host, and a port that can be one."""
+def is_http_address(text: str, *, bare: bool = False) -> bool:
+    """Whether it is the address of a server: `http://` or `https://`, a host, and a port that can be one.
+
+    bare: without a query and a user, to which paths can be added, and which can be shown.
+    """
     try:
         parts = urlsplit(text)
         parts.port  # noqa: B018  # raises ValueError for a port that is none
@@ -34,6 +37,8 @@ def is_http_address(text: str) -> bool:
     except ValueError:  # UnicodeError is one
         return False
     plain = text.isprintable() and not any(c.isspace() for c in text)
+    if bare and (parts.query or parts.username):
+        return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and plain
 
 

@@ -210,7 +210,7 @@ def _check_servers(config: EngineConfig) -> None:
         )
     urls = server_urls(config.vllm_servers)
     for url in urls:
-        if not _is_address(url):
+        if not is_http_address(url, bare=True):
             raise ConfigError(f"vllm_servers has {url!r}; expected an address such as http://127.0.0.1:8001.")
     if len({url.rstrip("/") for url in urls}) < len(urls):
         raise ConfigError("vllm_servers names a server twice; give each once.")
@@ -225,10 +225,6 @@ def _check_servers(config: EngineConfig) -> None:
             f"The server {far[0]} is not on this machine; give --vllm_adapter_dir, a folder that both see under the "
             "same path."
         )
-
-
-def _is_address(url: str) -> bool:
-    return is_http_address(url) and not urlsplit(url).query and not urlsplit(url).username
 
 
 def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
