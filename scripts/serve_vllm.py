@@ -27,7 +27,9 @@ from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.gpus import gpu_there
 from mafrt.core.http_request import StatusError
 from mafrt.core.shipped import base_folder
+from mafrt.core.text import counted
 from mafrt.engines.checks import TOKEN, check_system, room_for_rank, served_bases
+from mafrt.engines.vllm.gpu_layout import check_heads
 from mafrt.engines.vllm.watchdog import dismiss, watch_what_starts
 from mafrt.environment.local_server import token_for
 from mafrt.scripts.cli.command import Command, Settings
@@ -95,8 +97,11 @@ def serve(argv: Sequence[str]) -> int:
     asked = settings.make(VllmSettings)
     check_system("start the servers on a machine that has it")
     token_for(asked.host, TOKEN)  # the servers read it themselves
+    python = asked.python or sys.executable
+    _check_python(python)
+    if _on_gpus(asked):
+        _check_gpus(python, asked)
     words, environments = command(asked, settings)
-    _check_python(words[0])
     servers = [Server(words, own, asked, number) for number, own in enumerate(environments)]
     for number in range(asked.servers):
         _check_port(asked.host, asked.port + number)
@@ -138,7 +143,8 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     adapters = asked.max_loras or (1 if team is None else len(team.adapters)) + 1
     work_offline_if_unreachable(asked.model_name_or_path)
     _, config, _ = check_base(asked.model_name_or_path, trust_remote_code=asked.trust_remote_code)
-    gpu = asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
+    check_heads(asked.model_name_or_path, asked.gpus_per_server, "gpus_per_server")
+    gpu = _on_gpus(asked)
     share = asked.gpu_memory_utilization or (0.9 if gpu else 0.1)
     words = [asked.python or sys.executable, "-m", MODULE]
     words += ["--model", str(base_folder(asked.model_name_or_path) or asked.model_name_or_path)]
@@ -174,6 +180,21 @@ def _check_python(python: str) -> None:
     if subprocess.run([python, "-c", found], capture_output=True, check=False).returncode:
         raise ConfigError(
             f"{python} has no vLLM; install it there, or name an interpreter that has it with --python (docs/scale.md)."
+        )
+
+
+def _on_gpus(asked: VllmSettings) -> bool:
+    return asked.device == "cuda" or (asked.device is None and gpu_there() is not None)
+
+
+def _check_gpus(python: str, asked: VllmSettings) -> None:
+    count = "import torch; print(torch.cuda.device_count())"
+    done = subprocess.run([python, "-c", count], capture_output=True, text=True, check=False).stdout.split()
+    there, needed = int(done[-1]) if done and done[-1].isdigit() else 0, asked.servers * asked.gpus_per_server
+    if needed > there:
+        raise ConfigError(
+            f"The servers need {counted(needed, 'GPUs')}, and the torch of {python} sees {there}; lower --servers or "
+            "--gpus_per_server, or give --device cpu (mafrt info says why a torch does not see a GPU)."
         )
 
 
@@ -258,13 +279,7 @@ def _gpus_of(number: int, asked: VllmSettings) -> dict[str, str]:
     """The GPUs of server `number`, of those that this process may see."""
     seen, each = os.environ.get("CUDA_VISIBLE_DEVICES"), asked.gpus_per_server
     names = seen.split(",") if seen else [str(gpu) for gpu in range((number + 1) * each)]
-    own = names[number * each : (number + 1) * each]
-    if len(own) < each:
-        raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES={seen} has no {each} GPUs for server {number + 1}; lower --servers or "
-            "--gpus_per_server."
-        )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[number * each : (number + 1) * each])}
 
 
 def _await(servers: Sequence[Server], timeout_s: float, ending: threading.Event) -> None:

@@ -25,22 +25,33 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
 
 
 def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values; shapes as of `attention`."""
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    learnt: bool = False,
+) -> tuple[Tensor, ...]:
+    """Gradients of queries, keys and values, and of a mask that is `learnt`; shapes as of `attention`."""
+    more = (mask,) if mask is not None and learnt else ()
     if q.device.type == "meta":
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        return tuple(torch.empty_like(t) for t in (q, k, v, *more))
     probs = (_scores(q, k, scale, mask) - lse.unsqueeze(-1)).exp()
     grad = grad.to(probs.dtype)
     through = grad @ _repeated(v, q).transpose(2, 3) - (grad * out).sum(-1, keepdim=True)
-    d_scores = probs * through * scale
+    d_scores = probs * through
+    d_mask = [d_scores.sum_to_size(t.shape).to(t.dtype) for t in more]
+    d_scores = d_scores * scale
     group = q.shape[1] // k.shape[1]
     dq = d_scores @ _repeated(k, q)
     dk, dv = (
         (left.transpose(2, 3) @ right).unflatten(1, (-1, group)).sum(2)
         for left, right in ((d_scores, q.to(probs.dtype)), (probs, grad))
     )
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *d_mask
 
 
 def segments_attention(
@@ -86,14 +97,16 @@ def segments_attention_backward(
     return dq, dk, dv
 
 
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
-    """Gradient of the input of `torch.nn.functional.rms_norm` over the last axis."""
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float | None, learnt: bool = False
+) -> tuple[Tensor, ...]:
+    """Gradients of the input of `torch.nn.functional.rms_norm` over the last axis, and of a weight that is `learnt`."""
+    leaves = [t.detach().requires_grad_() for t in (x, weight if learnt else None) if t is not None]
     if x.device.type == "meta":
-        return torch.empty_like(x)
+        return tuple(map(torch.empty_like, leaves))
     with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        out = torch.nn.functional.rms_norm(leaf, x.shape[-1:], weight, eps)
-        return torch.autograd.grad(out, leaf, grad)[0]
+        out = torch.nn.functional.rms_norm(leaves[0], x.shape[-1:], leaves[1] if learnt else weight, eps)
+        return torch.autograd.grad(out, leaves, grad)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:

@@ -144,6 +144,11 @@ class _Placing(TorchFunctionMode):
                 device, dtype = torch._C._nn._parse_to(*args[1:], **given)[:2]
                 if _is_gpu(device):
                     return aten._to_copy(args[0], device=CUDA, dtype=dtype or args[0].dtype)
+        if func is torch.nn.functional.one_hot and isinstance(args[0], OnGpu):
+            # C++ would lay the numbers of the classes on the device that it sees.
+            count = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+            classes = torch.arange(int(args[0].max()) + 1 if count < 0 else count, device=CUDA)
+            return (args[0].unsqueeze(-1) == classes).long()
         return func(*args, **kwargs)
 
 
@@ -527,12 +532,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, out, lse, mask = ctx.saved_tensors
+        learnt = ctx.needs_input_grad[3]
 
         def compute(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Any) -> Any:
-            return fused_kernels.attention_backward(grad, q, k, v, out, lse, ctx.scale, mask)
+            return fused_kernels.attention_backward(grad, q, k, v, out, lse, ctx.scale, mask, learnt)
 
         made = PretendCuda.now().kernel(f"{ctx.name}_backward", compute, grads[0], q, k, v, out, lse, mask)
-        return (*made, None, None, None)
+        return (*made, *[None] * (6 - len(made)))
 
 
 def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -576,11 +582,13 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, _ = ctx.saved_tensors
+        learnt = ctx.needs_input_grad[1]
 
         def compute(grad: Tensor, x: Tensor, weight: Tensor | None) -> Any:
-            return fused_kernels.rms_norm_backward(grad, x, weight, ctx.eps)
+            return fused_kernels.rms_norm_backward(grad, x, weight, ctx.eps, learnt)
 
-        return PretendCuda.now().kernel("rms norm backward", compute, grads[0], x, weight), None, None
+        made = PretendCuda.now().kernel("rms norm backward", compute, grads[0], x, weight)
+        return (*made, *[None] * (3 - len(made)))
 
 
 def _rms_norm(original: Callable[..., Any]) -> Callable[..., Any]:

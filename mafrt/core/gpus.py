@@ -29,8 +29,11 @@ def gpu_there() -> str | None:
     return "an NVIDIA GPU" if DRIVER.is_dir() and any(DRIVER.iterdir()) else None
 
 
-def unusable_gpu() -> str | None:
-    """One sentence, with the remedy, if there is a GPU that this torch cannot compute on; else None."""
+def unusable_gpu(device: str | None = None) -> str | None:
+    """One sentence, with the remedy, if there is a GPU that this torch cannot compute on; else None.
+
+    Of several that it can see, `device` says which is meant; default: the current one.
+    """
     import torch
 
     with warnings.catch_warnings():
@@ -38,7 +41,7 @@ def unusable_gpu() -> str | None:
         usable = torch.cuda.is_available()
     version: str = torch.__version__
     if usable:
-        return _foreign_kind(torch)
+        return _foreign_kind(torch, device)
     name = gpu_there()
     if name is None:
         return None
@@ -67,14 +70,14 @@ def _why_not(torch: Any) -> str:
     return "its driver answers no program"
 
 
-def _foreign_kind(torch: Any) -> str | None:
+def _foreign_kind(torch: Any, device: str | None) -> str | None:
     """The sentence for a GPU whose instructions this build does not hold."""
     kinds = [kind for kind in torch.cuda.get_arch_list() if kind.startswith(("sm_", "compute_"))]
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     if not kinds or any(_runs(kind, major, minor) for kind in kinds):
         return None
     return (
-        f"The GPU {torch.cuda.get_device_name()} (sm_{major}{minor}) cannot be used by this torch "
+        f"The GPU {torch.cuda.get_device_name(device)} (sm_{major}{minor}) cannot be used by this torch "
         f"({torch.__version__}), which is built for {', '.join(kinds)}; install a build of torch for it, or give "
         "--device cpu"
     )

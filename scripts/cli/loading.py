@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config import permission
 from mafrt.config.team import Team
+from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.hub import check_endpoint, reachable, stay_offline
@@ -28,7 +29,7 @@ from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.models import load_bases
 from mafrt.models.precision import NO_FLOAT16, choose_dtype
 from mafrt.scripts.cli.command import Settings
-from mafrt.scripts.cli.processes import ProcessLayout
+from mafrt.scripts.cli.processes import ProcessLayout, check_layout
 from mafrt.scripts.cli.recorded_run import PreparedRun, recorded_settings, run_of
 from mafrt.scripts.cli.settings import BaseSettings
 from mafrt.storage import load_path
@@ -194,10 +195,11 @@ def stored_args(loaded: LoadSource | None) -> tuple[dict[str, Any], RunRecord | 
 def load_base(settings: Settings, team: Team, placement: ProcessLayout | None = None) -> Bases:
     """The base that the settings name, or the bases of the team. Slow: call it when everything cheap is checked."""
     quiet()
-    if settings["device"] is not None:
-        check_device(settings["device"])
-    elif (why := unusable_gpu()) is not None:
+    check_device(settings["device"])
+    if settings["device"] is None and (why := unusable_gpu()) is not None:
         print(f"{why}. Until then the CPU computes.", flush=True)
+    if placement is None and "engine" in settings.values:  # else checked before the processes joined
+        check_layout(settings, settings.make(EngineConfig))
     machine = {} if settings.record is None else settings.record.machine
     recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
@@ -320,19 +322,24 @@ def work_offline_if_unreachable(model: str) -> None:
         stay_offline()
 
 
-def check_device(device: str) -> None:
-    """ConfigError unless torch can put a tensor there."""
+def check_device(device: str | None) -> None:
+    """ConfigError unless torch can compute there; None: on the GPU if it sees one."""
     import torch
 
     from mafrt.models.pretrained import check_kind
 
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.startswith("cuda")
     try:
         check_kind(device)
         torch.empty(0, device=device)
+        # One of another generation than the build takes tensors, and fails at the first kernel.
+        said = unusable_gpu(device) if gpu else None
     except (RuntimeError, AssertionError) as error:
-        said = unusable_gpu() if device.startswith("cuda") else None
+        said = unusable_gpu() if gpu else None
         said = said or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
-        raise ConfigError(f"device {device!r} cannot be used here: {said}.") from None
+    if said is not None:
+        raise ConfigError(f"device {device!r} cannot be used here: {said}.")
 
 
 def quiet() -> None:

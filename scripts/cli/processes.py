@@ -18,7 +18,7 @@ from mafrt.scripts.cli.settings import BaseSettings, ScaleSettings
 from mafrt.training.deepspeed_config import check_fields, read_zero
 
 if TYPE_CHECKING:
-    from mafrt.config.train_config import TrainConfig
+    from mafrt.config.train_config import EngineConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ def join(settings: Settings, config: TrainConfig) -> ProcessLayout:
             f"load_in_{bits}bit is on, and quantised weights cannot be shared out by FSDP or ZeRO-3; a base in {bits} "
             "bits fits whole: start without FSDP, or with configs/zero1.json or zero2.json."
         )
-    check_gpus(
-        config.engine,
-        settings["model_name_or_path"],
-        settings["device"],
-        shards=size if placement.shards else 1,
-        bits=bits or (32 if settings["dtype"] == "float32" else 16),
-    )
+    check_layout(settings, config.engine, size if placement.shards else 1)
     if fsdp:
         # Else transformers leaves the weights out in all processes but the first, for FSDP to send them on.
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     return replace(placement, processes=connect(cpu=settings["device"] == "cpu", timeout_s=scale.process_timeout_s))
+
+
+def check_layout(settings: Settings, engine: EngineConfig, shards: int = 1) -> None:
+    """`check_gpus` of a command's settings."""
+    bits = settings.make(BaseSettings).bits or (32 if settings["dtype"] == "float32" else 16)
+    check_gpus(engine, settings["model_name_or_path"], settings["device"], shards=shards, bits=bits)
 
 
 def only_one(command: str) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.distributed import started_here
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
-from mafrt.models.memory_estimate import MemoryInputs, ModelShape, footprint, model_shape
+from mafrt.core.text import counted
+from mafrt.models.checkpoint_class import read_config
+from mafrt.models.memory_estimate import MODEL_SHAPES, MemoryInputs, ModelShape, footprint, model_shape, shape_of
 
 SHARE = 0.4
 """of a GPU's memory that vLLM may take, unless --gpu_memory_utilization says otherwise"""
@@ -27,6 +31,10 @@ def vllm_gpus(own: int, size: int, there: int) -> list[int]:
         ConfigError: there are too few for all trainers of this machine.
     """
     rank, trainers = started_here()
+    if own >= there and trainers == 1:
+        raise ConfigError(
+            f"device is cuda:{own}, and torch sees {counted(there, 'GPUs')}, from cuda:0 on; name another."
+        )
     if own >= there or trainers * size > there:
         spread = f" with tensor_parallel_size {size}" if size > 1 else ""
         raise ConfigError(
@@ -40,12 +48,12 @@ def vllm_gpus(own: int, size: int, there: int) -> list[int]:
 
 
 def check_gpus(config: EngineConfig, model: str, device: str | None, *, shards: int = 1, bits: int = 16) -> None:
-    """Refuse a layout on GPUs that cannot work. Nothing is checked for a CPU.
+    """Refuse a layout on GPUs that cannot work. Nothing is checked for a CPU, nor for what names no device.
 
     Args:
         config: the engine's settings.
         model: folder or name of the base.
-        device: that was asked for.
+        device: that was asked for: `cuda`, `cuda:N` or another word.
         shards: processes that each hold a part of the trainer's base.
         bits: of a weight.
 
@@ -54,28 +62,38 @@ def check_gpus(config: EngineConfig, model: str, device: str | None, *, shards: 
     """
     import torch
 
-    if device == "cpu" or not torch.cuda.is_available():
+    named = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", device or "cuda")
+    if named is None or not torch.cuda.is_available():
         return
-    own = torch.device(device).index if device else None
     colocated = config.engine == "vllm" and not config.vllm_servers
     size = config.tensor_parallel_size if colocated else 1
-    gpus = vllm_gpus(started_here()[0] if own is None else own, size, torch.cuda.device_count())
+    own = int(named[1] or started_here()[0])
+    gpus = vllm_gpus(own, size, torch.cuda.device_count())
     if not colocated:
         return
+    shape = check_heads(model, size)
+    if shape is not None:
+        free, total = torch.cuda.mem_get_info(gpus[0])
+        _check_share(config, shape, bits, shards, free, total)
+
+
+def check_heads(model: str, size: int, flag: str = "tensor_parallel_size") -> ModelShape | None:
+    """The model's shape, if it is known before it is loaded. ConfigError if `size` GPUs cannot share out its heads."""
+    path = base_folder(model) or Path(model).expanduser()
     try:
-        shape = model_shape(str(base_folder(model) or model))
-    except ConfigError:
-        return  # one on the hub, or a shape that is not known: vLLM itself says what does not fit
+        known = model in MODEL_SHAPES or path.is_dir()
+        shape = model_shape(str(path)) if known else shape_of(read_config(model, model))
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None  # of another kind, or not to be had: loading says why, or vLLM what does not fit
     # vLLM repeats heads of keys and values, but not those of queries.
-    if shape.heads % size or (shape.kv_heads % size and size % shape.kv_heads):
-        fitting = [n for n in range(1, shape.heads + 1) if not shape.heads % n]
-        fitting = [n for n in fitting if not shape.kv_heads % n or not n % shape.kv_heads]
+    fitting = [n for n in range(1, shape.heads + 1) if not shape.heads % n]
+    fitting = [n for n in fitting if not shape.kv_heads % n or not n % shape.kv_heads]
+    if size not in fitting:
         raise ConfigError(
-            f"tensor_parallel_size is {size}, which does not divide the model's {shape.heads} heads (of keys and "
-            f"values: {shape.kv_heads}); choose one of {', '.join(map(str, fitting))}."
+            f"{flag} is {size}, which does not divide the model's {shape.heads} heads (of keys and values: "
+            f"{shape.kv_heads}); choose one of {', '.join(map(str, fitting))}."
         )
-    free, total = torch.cuda.mem_get_info(gpus[0])
-    _check_share(config, shape, bits, shards, free, total)
+    return shape
 
 
 def _check_share(config: EngineConfig, shape: ModelShape, bits: int, shards: int, free: float, total: float) -> None:
