@@ -97,11 +97,10 @@ def serve(argv: Sequence[str]) -> int:
     asked = settings.make(VllmSettings)
     check_system("start the servers on a machine that has it")
     token_for(asked.host, TOKEN)  # the servers read it themselves
-    python = asked.python or sys.executable
-    _check_python(python)
-    if _on_gpus(asked):
-        _check_gpus(python, asked)
     words, environments = command(asked, settings)
+    _check_python(words[0])
+    if _on_gpus(asked):
+        _check_gpus(words[0], asked)
     servers = [Server(words, own, asked, number) for number, own in enumerate(environments)]
     for number in range(asked.servers):
         _check_port(asked.host, asked.port + number)

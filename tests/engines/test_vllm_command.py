@@ -31,9 +31,10 @@ import http.server, json, os, sys
 from pathlib import Path
 
 words = sys.argv[1:]
-if words[0] == "-c":
-    sys.exit(0)
 folder = Path(__file__).parent
+if words[0] == "-c":
+    print(os.environ.get("GPUS", ""))
+    sys.exit(0)
 if (folder / "ill").exists():
     sys.exit("no memory")
 port = int(words[words.index("--port") + 1])
@@ -161,6 +162,16 @@ def test_every_server_has_gpus_of_its_own(monkeypatch):
     assert words[words.index("--tensor-parallel-size") + 1] == "2" and "--enforce-eager" not in words
 
 
+def test_as_many_gpus_as_the_servers_take_are_asked_for_in_their_interpreter(python, monkeypatch, capsys):
+    words = ["--device", "cuda", "--servers", "2", "--gpus_per_server", "2", "--python", str(python)]
+    for seen in ("", "3"):
+        monkeypatch.setenv("GPUS", seen)
+        assert serve_vllm.main(words) == 2
+        assert "need 4 GPUs" in capsys.readouterr().err
+    monkeypatch.setenv("GPUS", "a warning 4")
+    serve_vllm._check_gpus(str(python), COMMAND.read(words).make(VllmSettings))
+
+
 @pytest.mark.parametrize(
     ("host", "url"),
     [("::", "127.0.0.1"), ("::1", "[::1]"), ("10.1.2.3", "10.1.2.3"), ("localhost", "localhost")],
@@ -188,7 +199,7 @@ def test_the_token_is_not_among_the_words(monkeypatch):
         (["--port", "70000"], "port is 70000"),
         (["--profile_path", "nowhere.json"], "no team file"),
         (["--context_window", "0"], "context_window is 0"),
-        (["--device", "cuda", "--servers", "9"], "too few|no 1 GPUs"),
+        (["--gpus_per_server", "3"], "does not divide the model's 4 heads"),
     ],
 )
 def test_wrong_words_are_one_sentence(words, said, monkeypatch, capsys):

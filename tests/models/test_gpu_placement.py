@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import base_folder
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.vllm import gpu_layout
 from mafrt.engines.vllm.gpu_layout import check_gpus, vllm_gpus
 from mafrt.engines.vllm.in_process import VllmEngine, _environment
 from mafrt.models.compute import Compute
@@ -32,7 +34,7 @@ from mafrt.models.memory_estimate import model_shape
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners import build
 from mafrt.runners.micro_batch import free_bytes
-from mafrt.scripts import info, train_math, train_sft
+from mafrt.scripts import chat, evaluate, info, serve_team, train_math, train_sft
 from mafrt.scripts.cli import loading
 from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.run_main import run_main
@@ -238,7 +240,7 @@ QWEN = "Qwen/Qwen3-4B"
     ("there", "trainers", "config", "device", "said"),
     [
         (4, 8, {}, None, ["8 processes", "8 GPUs", "sees 4"]),
-        (2, 1, {}, "cuda:2", ["3 GPUs", "sees 2"]),
+        (2, 1, {}, "cuda:2", ["cuda:2", "sees 2 GPUs", "from cuda:0 on"]),
         (2, 2, {**VLLM, "tensor_parallel_size": 2}, None, ["4 GPUs", "sees 2", "--tensor_parallel_size"]),
         (1, 1, {**VLLM, "tensor_parallel_size": 2}, None, ["2 GPUs", "sees 1"]),
         (8, 1, {**VLLM, "tensor_parallel_size": 3}, None, ["does not divide", "32 heads", "1, 2, 4, 8"]),
@@ -270,12 +272,42 @@ def test_a_base_too_large_for_the_gpu_twice_is_refused_with_what_helps(machine):
         (8, 1, VLLM, None),
         (0, 64, {}, None),
         (1, 64, VLLM, "cpu"),
+        *((1, 1, VLLM, word) for word in ("gpu", "CUDA", "cuda:-1", "cuda:x", "cuda:" + 20 * "9")),  # told by loading
         (1, 1, {**VLLM, "vllm_servers": ("http://127.0.0.1:1",)}, None),
     ],
 )
 def test_layouts_that_work_are_not_refused(machine, there, trainers, config, device):
     machine(there, 0, trainers)
     check_gpus(EngineConfig(**config), QWEN, device)
+
+
+def test_a_base_of_the_hub_is_checked_by_its_config(machine, monkeypatch):
+    machine(8)
+    config = {"hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4}
+    found = {"somebody/model": config}
+    monkeypatch.setattr(gpu_layout, "read_config", lambda name, path: found.get(name, {}))
+    with pytest.raises(ConfigError, match="28 heads"):
+        check_gpus(EngineConfig(**VLLM, tensor_parallel_size=8), "somebody/model", None)
+    with pytest.raises(ConfigError, match=r"at most 0\.79"):
+        check_gpus(EngineConfig(**VLLM, gpu_memory_utilization=0.95), "somebody/model", None)
+    check_gpus(EngineConfig(**VLLM, tensor_parallel_size=8), "somebody/other", None)
+
+
+@pytest.mark.parametrize("command", [evaluate, chat, serve_team])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tensor_parallel_size", "2"], "2 GPUs, and torch sees 1"),
+        (["--gpu_memory_utilization", "0.95"], "gpu_memory_utilization is 0.95"),
+        (["--device", "cuda:1"], "cuda:1"),
+    ],
+)
+def test_every_command_that_plays_on_vllm_asks_before_it_loads_a_base(monkeypatch, command, words, said):
+    monkeypatch.setattr(loading.load_bases, "load_bases", lambda *args, **kwargs: pytest.fail("a base is loaded"))
+    settings = command.COMMAND.read(["--engine", "vllm", *words])
+    with PretendCuda(), pytest.raises(ConfigError, match=said):
+        loading.load_base(settings, Team.of(["solver"]))
 
 
 def test_the_share_that_is_said_to_fit_does(machine):
@@ -411,6 +443,17 @@ def test_training_says_it_before_a_base_is_loaded_and_asking_for_the_gpu_is_refu
     assert "built for CPUs" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"cuda:0.*built for CPUs"):
         loading.load_base(train_math.COMMAND.read(["--device", "cuda:0"]), team)
+
+
+@pytest.mark.parametrize("device", [[], ["--device", "cuda"], ["--device", "cuda:0"]])
+def test_a_gpu_of_another_generation_is_refused_before_a_base_is_loaded(monkeypatch, device):
+    """It takes tensors, and fails at the first kernel."""
+    monkeypatch.setattr(loading.load_bases, "load_bases", lambda *args, **kwargs: pytest.fail("a base is loaded"))
+    settings = train_math.COMMAND.read(device)
+    older = mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: (6, 1))
+    said = r"sm_61.*built for sm_90.*--device cpu"
+    with PretendCuda(), older, pytest.raises(ConfigError, match=said):
+        loading.load_base(settings, Team.of(["solver"]))
 
 
 def test_no_machine_waits_for_a_driver_that_hangs(smi, monkeypatch):
