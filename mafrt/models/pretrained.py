@@ -16,6 +16,7 @@ from torch import Tensor
 from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError, is_panic
 from mafrt.core.extras import check_package
+from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
@@ -29,14 +30,25 @@ ATTENTION = ("sdpa", "eager", *FLASH)
 """attention implementations of transformers that a base may be loaded with; all but the first compute rows whole"""
 
 
-def check_kind(device: str | torch.device) -> torch.device:
-    """The device. Raises ConfigError for one of a kind on which nothing here has ever been computed."""
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda", "meta"):
-        raise ConfigError(
-            f"device {str(device)!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, and "
-            f"was never run on {found.type}; give cpu, which also a Mac has"
-        )
+def check_device(device: str | torch.device | None) -> torch.device:
+    """Where a base computes; None: on the GPU if torch sees one. Raises ConfigError where it cannot."""
+    asked = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    gpu = asked.startswith("cuda")
+    try:
+        found = torch.device(asked)
+        if found.type not in ("cpu", "cuda", "meta"):
+            raise ConfigError(
+                f"device {asked!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, and was "
+                f"never run on {found.type}; give cpu, which also a Mac has"
+            )
+        torch.empty(0, device=found)
+        # One of another generation than the build takes tensors, and fails at the first kernel.
+        said = unusable_gpu(asked) if gpu else None
+    except (RuntimeError, AssertionError) as error:
+        said = unusable_gpu() if gpu else None
+        said = said or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
+    if said is not None:
+        raise ConfigError(f"device {asked!r} cannot be used here: {said}.")
     return found
 
 
@@ -61,7 +73,7 @@ def load_pretrained(
             f"attn_implementation {attn_implementation!r} cannot mask the beginnings that rows share; give 'sdpa', or "
             f"one with which every row is computed whole: {', '.join(ATTENTION[1:])}"
         )
-    device = check_kind(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = check_device(device)
     if attn_implementation in FLASH and torch.device(goes_to or device).type != "cuda":
         raise ModelError(
             f"attn_implementation {attn_implementation!r} has kernels for GPUs only, and the base goes to "

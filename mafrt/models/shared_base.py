@@ -100,7 +100,8 @@ class SharedBase(AdaptedModel):
         `goes_to`: the device that a base loaded into main memory computes on once it is sharded (`shard`).
         `attn_implementation`: `sdpa`; `eager` or, on a GPU, a flash kind of transformers compute every row whole.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
-        Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
+        Raises ModelError, naming the missing files, if either cannot be loaded, MissingExtraError, and ConfigError for
+        a device that cannot compute.
         """
         model, tokenizer, path = load_pretrained(
             name_or_path,

@@ -194,6 +194,8 @@ def stored_args(loaded: LoadSource | None) -> tuple[dict[str, Any], RunRecord | 
 
 def load_base(settings: Settings, team: Team, placement: ProcessLayout | None = None) -> Bases:
     """The base that the settings name, or the bases of the team. Slow: call it when everything cheap is checked."""
+    from mafrt.models.pretrained import check_device
+
     quiet()
     check_device(settings["device"])
     if settings["device"] is None and (why := unusable_gpu()) is not None:
@@ -320,26 +322,6 @@ def work_offline_if_unreachable(model: str) -> None:
             )
         log.warning("The model hub cannot be reached; looking for %s in the local cache.", model)
         stay_offline()
-
-
-def check_device(device: str | None) -> None:
-    """ConfigError unless torch can compute there; None: on the GPU if it sees one."""
-    import torch
-
-    from mafrt.models.pretrained import check_kind
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = device.startswith("cuda")
-    try:
-        check_kind(device)
-        torch.empty(0, device=device)
-        # One of another generation than the build takes tensors, and fails at the first kernel.
-        said = unusable_gpu(device) if gpu else None
-    except (RuntimeError, AssertionError) as error:
-        said = unusable_gpu() if gpu else None
-        said = said or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
-    if said is not None:
-        raise ConfigError(f"device {device!r} cannot be used here: {said}.")
 
 
 def quiet() -> None:

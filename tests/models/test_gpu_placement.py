@@ -28,6 +28,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.vllm import gpu_layout
 from mafrt.engines.vllm.gpu_layout import check_gpus, vllm_gpus
 from mafrt.engines.vllm.in_process import VllmEngine, _environment
+from mafrt.models import pretrained
 from mafrt.models.compute import Compute
 from mafrt.models.gpu.compute import GpuCompute
 from mafrt.models.memory_estimate import model_shape
@@ -443,6 +444,15 @@ def test_training_says_it_before_a_base_is_loaded_and_asking_for_the_gpu_is_refu
     assert "built for CPUs" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"cuda:0.*built for CPUs"):
         loading.load_base(train_math.COMMAND.read(["--device", "cuda:0"]), team)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:-1", "cuda:x", "cuda:" + 20 * "9", "CUDA", "gpu"])
+def test_a_device_that_cannot_compute_is_told_to_python_before_a_base_is_read(smi, monkeypatch, device):
+    smi(["NVIDIA H100"], build=None)
+    monkeypatch.setattr(pretrained, "check_base", lambda *args, **kwargs: pytest.fail("a base is read"))
+    said = "built for CPUs" if device.startswith("cuda") else "Expected one of cpu"
+    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here: .*{said}"):
+        SharedBase.load("teaching-base", device=device)
 
 
 @pytest.mark.parametrize("device", [[], ["--device", "cuda"], ["--device", "cuda:0"]])

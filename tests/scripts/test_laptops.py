@@ -156,8 +156,8 @@ def test_windows_is_told_of_wsl(tmp_path):
 
 @pytest.mark.parametrize("device", ["mps", "mps:0", "xpu", "hpu:1"])
 def test_devices_on_which_nothing_was_run_are_refused(device):
+    from mafrt.models.pretrained import check_device
     from mafrt.models.shared_base import SharedBase
-    from mafrt.scripts.cli.loading import check_device
 
     for call in (lambda: check_device(device), lambda: SharedBase.load("teaching-base", device=device)):
         with pytest.raises(ConfigError, match=rf"{device}.*never run on {device.split(':')[0]}.*give cpu"):
