@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import itertools
 import pkgutil
 import random
@@ -40,6 +41,11 @@ ADDRESSED = "[Player X]"
 """Stands in the rules of a game in which `[Player 3]` is a move."""
 MOVES = ("hm", "[0]", "[1 1]", "[A]")
 """that are tried at the beginning: a game that raises an error at all of them fails at whatever is said"""
+ANY_NUMBER = re.compile("reward|profit|payoff|penalty|guess|min_")
+MAY_BE_NONE = re.compile("allowance|blind|capstones|communication|conversation|discussion|gap|holes|mines|ratio|seed")
+"""Names of a game's settings that may be any number, and that may be 0: others count what a game cannot do without."""
+LONGEST = 200_000
+"""most characters of a first observation"""
 _OPEN = re.compile(r"available|valid|legal|possible", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]\n]+\]")
 """A move, such as [4], in a line of those that are open."""
@@ -114,9 +120,11 @@ class TextArena(Env):
                 self.reset(options={"task": task % self.num_tasks})
         except EnvError as error:
             raise ConfigError(str(error)) from error
-        if (failed := self._fails_always()) is not None:
-            why = f"{type(failed).__name__}: {error_line(failed)}"
-            raise ConfigError(f"textarena's {name} fails at whatever is said ({why}); choose another game.")
+        given = f" with config {shortened(str(settings))}" if settings else ""
+        if max(map(len, self.next_seen.values())) > LONGEST:
+            raise ConfigError(f"textarena's {name} shows more than {LONGEST} characters{given}; make it smaller.")
+        if (fault := self._same_whatever_is_said()) is not None:
+            raise ConfigError(f"textarena's {name} {fault}{given}; choose another game.")
 
     def _check(self, config: dict[str, Any]) -> None:
         """Raise ConfigError for a game that is not there, or a setting of another type than the game names."""
@@ -136,18 +144,39 @@ class TextArena(Env):
             check_types(f"textarena:{self.name}", factory.__init__, config)
         except EnvError as error:
             raise ConfigError(str(error)) from error
+        self._check_numbers(config, ENV_REGISTRY[self.name].kwargs, inspect.signature(factory.__init__).parameters)
 
-    def _fails_always(self) -> Exception | None:
-        """The error of the game that has begun, where it raises one at every move that is tried."""
-        failed: Exception | None = None
+    def _check_numbers(
+        self, config: dict[str, Any], registered: Mapping[str, Any], declared: Mapping[str, Any]
+    ) -> None:
+        """Raise ConfigError for a number that a game cannot mean, judged by the setting's name and usual value.
+
+        Few games look at their settings: with piles of -1 each move loses, with -1 turns the first one ends the game.
+        """
+        for setting, value in config.items():
+            usual = registered.get(setting, getattr(declared.get(setting), "default", None))
+            bounds: dict[str, float] = {"most": 1.0} if isinstance(usual, float) and 0.0 < usual < 1.0 else {}
+            if not ANY_NUMBER.search(setting):
+                bounds["least" if MAY_BE_NONE.search(setting) else "above"] = 0.0
+            for number in value if isinstance(value, (list, tuple)) else [value]:
+                if type(number) in (int, float) or (type(usual) in (int, float) and value is not None):
+                    check_number(f"textarena:{self.name}: {setting}", number, **bounds)
+
+    def _same_whatever_is_said(self) -> str | None:
+        """What the game that has begun does at every move that is tried: it fails, or is over and pays the same."""
+        failed, paid = "", []
         for move in MOVES:
+            game = copy.deepcopy(self.game)
             try:
                 with self._own_chance():
-                    copy.deepcopy(self.game).step(action=move)
-                return None
+                    over, _ = game.step(action=move)
+                if not over:
+                    return None
+                paid.append(game.close()[0])
             except Exception as error:
-                failed = error
-        return failed
+                failed = f"fails at whatever is said ({type(error).__name__}: {error_line(error)})"
+        same = len(paid) == len(MOVES) and all(each == paid[0] for each in paid)
+        return "is over after one move and pays the same whatever is said" if same else None if paid else failed
 
     def _try(self, config: dict[str, Any], players: int | None) -> None:
         """Begin the game in a fork first: nothing else bounds a board of a billion cells. Raises ConfigError."""
@@ -157,7 +186,9 @@ class TextArena(Env):
                 self._fresh = self._made(config)
                 count = self._players(players)
                 with self._own_chance():  # how long it takes to begin may depend on the seed
-                    copy.deepcopy(self._fresh).reset(num_players=count, seed=FIRST[self.split or "train"])
+                    game = copy.deepcopy(self._fresh)
+                    game.reset(num_players=count, seed=FIRST[self.split or "train"])
+                    game.get_observation()
             except ConfigError as error:
                 return str(error)
             except Exception:  # told when the first game begins

@@ -222,6 +222,26 @@ def test_a_machine_that_fails_is_no_loss_of_a_player(monkeypatch):
         ("FifteenPuzzle-v0", {"config": {"max_turns": "x"}}, "max_turns is 'x'; expected a whole number"),
         ("Bandit-v0", {"config": {"p_gap": "x"}}, "p_gap is 'x'; expected a number"),
         ("Nim-v0", {"config": {"piles": 3}}, "piles is 3; expected a list"),
+        ("Nim-v0", {"config": {"piles": [3, -1]}}, "textarena:Nim-v0: piles is -1; choose a value above 0"),
+        ("Nim-v0", {"config": {"piles": [0]}}, "piles is 0; choose a value above 0"),
+        ("Nim-v0", {"config": {"piles": []}}, "is over after one move and pays the same whatever is said with config"),
+        ("Nim-v0", {"config": {"piles": [1] * 40000}}, "shows more than 200000 characters with config .*make it small"),
+        ("2048-v0", {"config": {"target_tile": -1}}, "target_tile is -1; choose a value above 0"),
+        ("ConnectFour-v0", {"config": {"num_rows": 0}}, "num_rows is 0; choose a value above 0"),
+        ("ConnectFour-v0", {"config": {"num_cols": 10**400}}, "num_cols is 1000*...; expected a finite number"),
+        ("KuhnPoker-v0", {"config": {"max_rounds": -1}}, "max_rounds is -1; choose a value above 0"),
+        ("Minesweeper-v0", {"config": {"rows": 0}}, "rows is 0; choose a value above 0"),
+        ("LiarsDice-v0", {"config": {"num_dice": 0}}, "num_dice is 0; choose a value above 0"),
+        ("Poker-v0", {"config": {"big_blind": -5}}, "big_blind is -5; choose a value of at least 0"),
+        ("Bandit-v0", {"config": {"p_gap": 7}}, r"p_gap is 7; choose a value in \[0, 1\]"),
+        ("Bandit-v0", {"config": {"p_gap": float("nan")}}, "p_gap is nan; expected a finite number"),
+        (
+            "SecretMafia-v0",
+            {"config": {"discussion_rounds": -1}},
+            "discussion_rounds is -1; choose a value of at least",
+        ),
+        ("Tak-v0", {"config": {"stones": "x"}}, "stones is 'x'; expected a finite number"),
+        ("Sokoban-v0", {"config": {"dim_room": [0, 0]}}, "dim_room is 0; choose a value above 0"),
         ("TicTacToe-v0", {"opponent": "best"}, "choose one of self, random"),
         ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
         ("Nim-v0", {"opponent": "random"}, "lists no moves in its observations"),
@@ -263,6 +283,19 @@ def test_settings_that_a_game_takes_are_taken():
     env = mafrt.make_env("textarena:ConnectFour-v0", config={"num_rows": 4, "num_cols": 4})
     ((_, text),) = env.reset(seed=0)[0].items()
     assert "columns (0-3)" in text or "0 1 2 3\n" in text, text
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("IteratedPrisonersDilemma-v0", {"cooperate_reward": -3, "communication_turns": 0}),
+        ("MarketEntryGame-v0", {"overcrowding_penalty": -9}),
+        ("GuessTheNumber-v0", {"min_number": -5}),
+        ("Tak-v0", {"capstones": 0}),
+    ],
+)
+def test_pay_below_nothing_and_none_of_what_a_game_can_do_without_are_played(name, config):
+    assert mafrt.make_env(f"textarena:{name}", config=config).reset(seed=0)[0]
 
 
 def test_a_game_that_names_no_kind_of_what_it_tells_has_a_brief_board():
