@@ -87,6 +87,8 @@ class Config:
     def __init__(self, **given):
         self.given = given
         self.agents = {"first": AgentConfig(), "second": AgentConfig()}
+        if given.get("how") == "no agents":
+            self.agents = {}
         self.agents |= {name: AgentConfig(**value) for name, value in given.get("agents", {}).items()}
 
     def __iter__(self):
@@ -101,6 +103,8 @@ class Config:
 def resolve_env_config(given):
     if "size" in given["taskset"]:
         raise ValidationError
+    if given.get("how") == "exports nothing":
+        raise TypeError("the module exports no Taskset")
     return Config(**given)
 
 
@@ -114,6 +118,8 @@ def import_taskset(name):
         raise Mute
     if name == "leaves":
         sys.exit()
+    if name == "sleeps":
+        time.sleep(600)
     if name == "broken":
         raise RuntimeError("no luck today")
     if name != "standin":

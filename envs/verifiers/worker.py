@@ -41,6 +41,8 @@ CHAT = "mafrt_chat"
 """Module name of our harness, by which the package finds it."""
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test", "eval")}
 """Our splits, and how tasksets name theirs."""
+BOUNDS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+"""Of an agent's settings; the package takes any number."""
 PARTS = 10
 """A split that the taskset does not have is one of so many parts of its tasks."""
 
@@ -219,8 +221,10 @@ class Loaded:
             self.config, self.agents = self._with_our_agents(chat, vf.resolve_env_config(given), taskset_id)
         except Refused:
             raise
-        except (ValueError, TypeError, ModuleNotFoundError) as error:
+        except ValueError as error:
             raise Refused(f"does not take these settings: {sentence(error)}") from error
+        except (TypeError, ModuleNotFoundError) as error:  # a module without the one class that it must export
+            raise Refused(f"could not be loaded: {sentence(error)}") from error
         self.env = vf.load_environment(self.config)
         self.infinite = bool(getattr(self.env.taskset, "INFINITE", False))
         most = most or (1000 if self.infinite else 10_000)
@@ -297,6 +301,9 @@ class Loaded:
                     f"names the model {value.model!r} for its agent {name!r}, which is to be trained here; leave the "
                     "model out, or give the agent a client of its own too"
                 )
+            for bound in BOUNDS:
+                if (most := getattr(value, bound, None)) is not None and most < 1:
+                    raise Refused(f"gives its agent {name!r} {bound}={most}, with which it never speaks; at least 1")
             update: dict[str, Any] = {"model": name}
             harness = value.harness.id if value.harness is not None else self.vf.default_harness_id(taskset_id)
             if harness == "null" or (value.harness is None and harness == "bash"):
@@ -315,7 +322,7 @@ class Loaded:
             changed[name] = value.model_copy(update=update)
             names.append(name)
         if not names:
-            raise Refused("has no agent that could be played here: each names a client of its own")
+            raise Refused("has no agent that could be played here: it declares none, or each has a client of its own")
         return config.model_copy(update=changed), names
 
     async def open(self, stack: AsyncExitStack) -> None:

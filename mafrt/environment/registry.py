@@ -89,6 +89,8 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     if name_or_path.startswith(REMOTE):
         return _remote(name_or_path, kwargs)
     factory = _factory(name_or_path)
+    if name_or_path in PACKAGES and "name" not in kwargs:
+        raise EnvError(f"{name_or_path} alone names no environment; expected {name_or_path}:NAME")
     if (package := _package(name_or_path)) is not None:
         named = {"name": name_or_path.partition(":")[2], **kwargs}  # a run records the name with its settings
         if not name_or_path.endswith(f":{named['name']}"):

@@ -189,6 +189,9 @@ def test_the_process_ends_with_the_trainer(standin):
         ({"taskset": {"size": "x"}}, "does not take these settings: taskset.size: Input should be a valid integer"),
         ({"taskset": 3}, "does not take these settings: taskset: Input should be a valid dictionary"),
         ({"number": 0}, "has no tasks"),
+        ({"how": "exports nothing"}, "could not be loaded: TypeError: the module exports no Taskset"),
+        ({"how": "no agents"}, "has no agent that could be played here: it declares none, or each has a client"),
+        ({"agents": {"second": {"max_turns": 0}}}, "gives its agent 'second' max_turns=0, with which it never speaks"),
         ({"agents": {"first": {"model": "gpt"}}}, "names the model 'gpt' for its agent 'first'"),
         ({"agents": {"first": {"harness": HERE}}}, "must be plain JSON"),
         ({"split": "dev"}, "split is 'dev'; choose one of train, validation, test"),
@@ -201,6 +204,15 @@ def test_bad_settings_are_told_in_a_sentence(standin, given, words):
     with pytest.raises((EnvError, ConfigError), match=words) as told:
         standin(**given)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_what_never_loads_is_given_up_and_the_next_one_loads(standin, monkeypatch):
+    monkeypatch.setattr(process, "LOAD_S", 1.0)
+    with pytest.raises(EnvError, match="verifiers:sleeps did not load within 1 s"):
+        standin("sleeps")
+    monkeypatch.undo()
+    assert played(standin())[1].terminated
 
 
 def test_a_harness_that_runs_code_wants_its_place_named(tmp_path):
@@ -297,6 +309,12 @@ def test_a_run_folder_may_not_name_an_interpreter_or_a_file_of_its_own(tmp_path)
         ):
             with pytest.raises(ConfigError, match="lies in the folder of a run"):
                 make_env("verifiers", **given)
+
+
+@pytest.mark.parametrize("package", ["verifiers", "textarena", "reasoning_gym", "openenv"])
+def test_a_package_alone_names_no_environment(package):
+    with pytest.raises(EnvError, match=f"{package} alone names no environment; expected {package}:NAME"):
+        make_env(package)
 
 
 @pytest.mark.parametrize("package", ["verifiers", "textarena", "reasoning_gym", "openenv"])
