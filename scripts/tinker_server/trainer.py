@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -271,56 +271,63 @@ class Trainer:
         values = logprobs.detach().float().cpu()
         parts = values.split([len(own) for _, own in wanted])
         weights = torch.zeros_like(values)
-        by_job: dict[Job, list[int]] = {}
-        for n, row in enumerate(rows):
-            by_job.setdefault(row.job, []).append(n)
         starts = np.cumsum([0, *(len(own) for _, own in wanted)])
-        for job, own in by_job.items():
-            try:
-                if isinstance(job.work, ScoreRequest):
-                    results[job] = self._scored(
-                        job.work, states[own[0] * width :][: len(rows[own[0]].tokens)], parts[own[0]]
-                    )
-                    continue
-                gradient = self._losses(job.work, results[job], [(rows[n], parts[n]) for n in own])  # type: ignore[arg-type]
-                if gradient is not None:
-                    for n, part in zip(own, gradient.split([len(parts[n]) for n in own]), strict=True):
-                        weights[starts[n] : starts[n + 1]] = part
-            except Exception as error:
-                failed[job.owner] = error
+        alike: defaultdict[Any, list[int]] = defaultdict(list)
+        for n, row in enumerate(rows):
+            work = row.job.work
+            if isinstance(work, PassRequest) and row.example is not None:
+                # Losses of one kind are computed together, whosever they are.
+                alike[work.loss.name, *work.settings.items(), *row.example.inputs, work.backward].append(n)
+            elif isinstance(work, ScoreRequest):
+                try:
+                    results[row.job] = self._scored(work, states[n * width :][: len(row.tokens)], parts[n])
+                except Exception as error:
+                    failed[row.job.owner] = error
+        for own in alike.values():
+            for n, part in zip(own, self._losses([(rows[n], parts[n]) for n in own], results, failed), strict=True):
+                weights[starts[n] : starts[n + 1]] = part
         for n, row in enumerate(rows):
             if row.job.owner in failed:
                 weights[starts[n] : starts[n + 1]] = 0.0
         if train and bool(weights.any()):
             logprobs.backward(weights.to(logprobs.device, logprobs.dtype))
 
-    def _losses(self, work: PassRequest, result: PassResult, rows: Sequence[tuple[_Row, Tensor]]) -> Tensor | None:
-        """Add the rows' loss to the result; the gradient of their log-probabilities, `[N]`, of a backward pass."""
-        flat = torch.cat([part for _, part in rows])
-        if not bool(torch.isfinite(flat).all()):
-            raise refused("the adapter gives log-probabilities that are not finite; go back to a checkpoint")
-        examples = [row.example for row, _ in rows if row.example is not None]
-        names = examples[0].inputs.keys()
-        if any(example.inputs.keys() != names for example in examples):
-            raise refused("the examples of a request must have the same inputs")
+    def _losses(
+        self, rows: Sequence[tuple[_Row, Tensor]], results: dict[Job, Any], failed: dict[object, Exception]
+    ) -> Sequence[Tensor]:
+        """Add the losses of rows of one loss to the results; the gradient of each row's log-probabilities, `[N]`.
+
+        A token's loss is a function of its own log-probability, so that no row's numbers reach another's.
+        """
+        work, examples = rows[0][0].job.work, [row.example for row, _ in rows if row.example is not None]
+        assert isinstance(work, PassRequest)
         inputs = {
             name: torch.from_numpy(np.concatenate([example.inputs[name].reshape(-1) for example in examples]))
-            for name in names
+            for name in examples[0].inputs
         }
-        leaf = flat.requires_grad_(work.backward)
-        loss = work.loss.of(leaf, inputs, work.settings).sum()
-        gradient = torch.autograd.grad(loss, leaf)[0] if work.backward else None
-        sound = gradient is None or bool((gradient.abs() <= LARGEST_GRADIENT).all())
-        if not sound or not bool(torch.isfinite(loss)):
-            raise refused(
-                f"the loss, or the gradient of a log-probability, is not finite or beyond {LARGEST_GRADIENT:g}; "
-                "look at the logprobs, advantages and weights of the examples"
-            )
-        result.loss += float(loss.detach())
-        for row, part in rows:
+        leaf = torch.cat([part for _, part in rows]).requires_grad_(work.backward)
+        losses = work.loss.of(leaf, inputs, work.settings)
+        gradient = torch.autograd.grad(losses.sum(), leaf)[0] if work.backward else torch.zeros_like(leaf)
+        # NaN compares as False.
+        sound = (losses.detach().isfinite() & (gradient.abs() <= LARGEST_GRADIENT)).numpy()
+        parts = [len(part) for _, part in rows]
+        ends = np.cumsum(parts)
+        sums = np.add.reduceat(losses.detach().numpy(), ends - parts, dtype=np.float64)
+        good = np.logical_and.reduceat(sound, ends - parts)
+        for (row, part), loss, fine in zip(rows, sums.tolist(), good.tolist(), strict=True):
             assert row.example is not None
-            result.logprobs[row.place] = part.numpy().reshape(row.example.targets.shape)
-        return gradient
+            if not fine:
+                why = (
+                    f"the loss, or the gradient of a log-probability, is not finite or beyond {LARGEST_GRADIENT:g}; "
+                    "look at the logprobs, advantages and weights of the examples"
+                )
+                if not bool(part.isfinite().all()):
+                    why = "the adapter gives log-probabilities that are not finite; go back to a checkpoint"
+                failed[row.job.owner] = refused(why)
+                continue
+            results[row.job].loss += loss
+            results[row.job].logprobs[row.place] = part.numpy().reshape(row.example.targets.shape)
+        return gradient.split(parts)
 
     @torch.no_grad()
     def _scored(self, work: ScoreRequest, states: Tensor, own: Tensor) -> Scored:

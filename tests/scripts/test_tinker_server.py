@@ -205,6 +205,36 @@ def test_adapters_of_several_clients_share_micro_batches(served):
         np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(alone[1]), atol=1e-5)
 
 
+def test_equal_losses_of_all_clients_are_computed_together_and_a_bad_one_fails_alone(served, monkeypatch):
+    trainer, calls = served.service.trainer, []
+    own = trainer._losses
+    monkeypatch.setattr(trainer, "_losses", lambda rows, *more: calls.append(len(rows)) or own(rows, *more))
+    row, old, paid = ROWS[0], [-3.0] * 23, [1.0] * 23
+    ppo = datum(row[:-1], row[1:], logprobs=old, advantages=paid)
+    clipped = datum(row[:-1], row[1:], logprobs=old, advantages=paid, clip_high_threshold=[1.01] * 23)
+    bad = datum(row[:-1], row[1:], logprobs=[-9e5] * 23, advantages=paid)  # its ratio is infinite
+    asked = [("ppo", {}, [ppo]), ("ppo", {}, [bad]), ("ppo", {}, [ppo, clipped]), ("dro", {}, [ppo]),
+             ("dro", {"beta": 0.5}, [ppo])]  # fmt: skip
+    clients = [Client(served, f"tml-{n}-loss") for n in range(len(asked))]
+    models = [client.model(seed=n) for n, client in enumerate(clients)]
+    with paused(trainer):
+        sent = [
+            client.begin_pass(client.message(model, data, loss, **settings))
+            for client, model, (loss, settings, data) in zip(clients, models, asked, strict=True)
+        ]
+    for n, (client, model, (loss, settings, data)) in enumerate(zip(clients, models, asked, strict=True)):
+        if n == 1:
+            with pytest.raises(RuntimeError, match="not finite or beyond"):
+                client.fetch(sent[n])
+            continue
+        assert output(client.fetch(sent[n]))[0] == pytest.approx(
+            sum(client.learn(model, [one], loss, backward=False, **settings)[0] for one in data), rel=1e-5
+        )
+    assert sorted(calls[:4]) == [1, 1, 1, 3]
+    assert served.service._models[models[1]].adapter.gradient is None
+    assert all(served.service._models[models[n]].adapter.gradient is not None for n in (0, 2, 3, 4))
+
+
 @pytest.mark.slow
 def test_sixteen_clients_at_once_cost_the_passes_of_one_with_all_rows(tmp_path):
     server = serving(tiny_base(), tmp_path)
