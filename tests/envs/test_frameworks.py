@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.core.errors import EnvError
 from mafrt.environment.registry import make_env
 
 pytestmark = pytest.mark.takes(slow=8)
@@ -107,6 +108,12 @@ def test_google_adk(tmp_path, monkeypatch):
     for tongue in ("anthropic", "openai"):
         seen, outcome = played("google.adk", tongue, answers=(CALLED, "five"))
         assert outcome == 1.0 and len(seen) == 2 and "5" in seen[1][-1]["content"] and seen[1][-1]["role"] == "tool"
+    # A schema beside tools is a tool of its own, but for OpenAI's models, where it is a grammar.
+    answers = (CALLED, call("set_model_response", total=5))
+    seen, outcome = played("google.adk", "anthropic", "typed", answers=answers)
+    assert outcome == 1.0 and len(seen) == 2 and '"name": "set_model_response"' in seen[0][0]["content"]
+    with pytest.raises(EnvError, match="a JSON schema is not supported in training"):
+        played("google.adk", "openai", "typed", answers=answers)
 
 
 # ------------------------------------------------------------------------------------------- a harness with a shell
