@@ -15,7 +15,7 @@ from mafrt.scripts.tinker_server.server import TinkerServer
 ROOT = Path(__file__).parents[2]
 OPENS = {"create_server", "start_server", "start_unix_server", "HTTPServer", "ThreadingHTTPServer", "TCPServer",
          "ThreadingTCPServer", "listening", "bounded_server", "run_app"}  # fmt: skip
-MAKERS = {*OPENS, "LocalServer", "grpc.server"}
+MAKERS = {*OPENS, "LocalServer", "grpc.server", "grpc.aio.server"}
 """a file without one of these words opens none"""
 HOSTILE = [
     {"host": "evil.example"}, {"host": "127.0.0.1.evil.example"}, {"host": "localhost@evil.example"}, {"host": ""},
@@ -52,7 +52,7 @@ def openers():
                 name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
                 bases = node.bases if isinstance(node, ast.ClassDef) else []
                 inherits = any(getattr(base, "id", "") in MAKERS for base in bases)
-                if name in OPENS or inherits or (name == "server" and ast.unparse(node.func) == "grpc.server"):
+                if name in OPENS or inherits or (name == "server" and ast.unparse(node.func) in MAKERS):
                     found.add(path.relative_to(ROOT).as_posix())
     return found
 

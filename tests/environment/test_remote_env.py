@@ -167,6 +167,84 @@ def test_a_request_that_comes_twice_is_one_step(server):
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
+def test_calls_that_send_nothing_hold_up_nobody(server):
+    """A call without its request held one of 32 threads, as long as its client wished."""
+    let = threading.Event()
+
+    def nothing():
+        let.wait(60)
+        yield b""
+
+    with grpc.insecure_channel(server.address) as channel:
+        silent = channel.stream_unary("/mafrt.environment.v1.Environment/Step")
+        calls = [silent.future(nothing(), timeout=60) for _ in range(40)]
+        try:
+            time.sleep(0.5)
+            assert rpc.EnvironmentStub(channel).Describe(pb.DescribeRequest(), timeout=5).name == "Walk"
+        finally:
+            let.set()
+            for call in calls:
+                call.cancel()
+
+
+@pytest.mark.parametrize("method", ["Describe", "Open", "Reset", "Step", "Close"])
+@pytest.mark.parametrize("sent", [b"\xff" * 100, b"\x0a\x7fabc", b"\x0a" + b"\xff" * 8 + b"\x7f", b"\x93\x03" * 10**5])
+def test_bytes_that_are_no_message_are_refused_in_a_line(method, sent, server):
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(f"/mafrt.environment.v1.Environment/{method}")(sent, timeout=10)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "the request is no message of this protocol"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code", "said"),
+    [
+        ("Open", pb.OpenRequest(name="chess"), "FAILED_PRECONDITION", "other environments"),
+        ("Open", pb.OpenRequest(identity="j"), "FAILED_PRECONDITION", "other environments"),
+        ("Step", pb.StepRequest(actions=[pb.Action(agent="left")] * 2), "INVALID_ARGUMENT", "two values for"),
+        ("Step", pb.StepRequest(actions=[pb.Action(agent=str(n)) for n in range(300)]), "INVALID_ARGUMENT", "300"),
+        ("Step", pb.StepRequest(actions=[pb.Action(text="x" * (9 << 20))]), "RESOURCE_EXHAUSTED", "larger than max"),
+        ("Step", pb.StepRequest(number=2**32 - 1), "FAILED_PRECONDITION", "after 0 steps"),
+        ("Reset", pb.ResetRequest(session="x"), "NOT_FOUND", "no such session"),
+    ],
+)
+def test_requests_that_are_none_are_refused_in_a_line(method, request_, code, said, server):
+    with grpc.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        stub = rpc.EnvironmentStub(channel)
+        if method == "Step":
+            request_.session = stub.Open(pb.OpenRequest()).id
+            stub.Reset(pb.ResetRequest(session=request_.session, seed=1, task=0))
+        with pytest.raises(grpc.RpcError) as caught:
+            getattr(stub, method)(request_, timeout=10)
+        assert caught.value.code().name == code and said in caught.value.details()
+        assert len(caught.value.details()) < 200 and stub.Describe(pb.DescribeRequest()).name == "Walk"
+
+
+def test_a_failure_is_told_in_500_characters(server):
+    with grpc.insecure_channel(server.address) as channel:
+        stub = rpc.EnvironmentStub(channel)
+        session = stub.Open(pb.OpenRequest()).id
+        stub.Reset(pb.ResetRequest(session=session, seed=1, task=0))
+        ask = pb.StepRequest(session=session, actions=[pb.Action(agent="x" * 10**6, text="")])
+        assert len(stub.Step(ask).failure.text) <= 500
+
+
+def test_a_server_that_is_exchanged_between_two_episodes_plays_no_other_environment():
+    """The channel connects again by itself, and the new server took the sessions of the old one's trainers."""
+    old = serve()
+    remote = make_env(f"grpc://{old.address}/Walk")
+    remote.reset(seed=1)
+    old.close()
+    new = serve(port=old.port, identity="j")
+    try:
+        remote.unwrapped._servers.patience_s = 3.0
+        with pytest.raises(EnvDownError, match=r"other arguments or source"):
+            remote.spawn().reset(seed=1)
+    finally:
+        new.close()
+
+
 class Slow(Walk):
     """Its step takes until `let` is set."""
 
@@ -307,7 +385,7 @@ class Bad:
         self.does, self.released, self.resets = does, threading.Event(), 0
         self.steps = 0
         self.server = grpc.server(ThreadPoolExecutor(4))
-        rpc.serve(self, self.server)
+        rpc.serve(self, self.server, lambda method, read: lambda asked, context: method(read(asked), context))
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 

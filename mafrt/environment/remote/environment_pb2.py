@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*mafrt/environment/remote/environment.proto\x12\x14mafrt.environment.v1\"1\n\x0f\x44\x65scribeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xe8\x01\n\x0b\x44\x65scription\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x61gents\x18\x03 \x03(\t\x12\x11\n\tnum_tasks\x18\x04 \x01(\x03\x12\x11\n\tmax_steps\x18\x05 \x01(\x03\x12\x10\n\x08identity\x18\x06 \x01(\t\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\x14\n\x0c\x63ostly_reset\x18\x08 \x01(\x08\x12\x10\n\x08held_out\x18\t \x01(\x08\x12\x14\n\x0cmax_sessions\x18\n \x01(\r\x12\x11\n\topponents\x18\x0b \x01(\x08\x12\r\n\x05names\x18\x0c \x03(\t\"-\n\x0bOpenRequest\x12\x10\n\x08held_out\x18\x01 \x01(\x08\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x15\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\"\x08\n\x06\x43losed\"I\n\x0cResetRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x11\n\x04task\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_task\"%\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"i\n\x0bObservation\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12/\n\x08messages\x18\x03 \x03(\x0b\x32\x1d.mafrt.environment.v1.MessageB\x07\n\x05_text\"\'\n\x06Reward\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\"%\n\x06\x41\x63tion\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x94\x01\n\nResetReply\x12\x37\n\x0cobservations\x18\x01 \x03(\x0b\x32!.mafrt.environment.v1.Observation\x12\x0c\n\x04info\x18\x02 \x01(\t\x12\x33\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1d.mafrt.environment.v1.FailureH\x00\x88\x01\x01\x42\n\n\x08_failure\"]\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12-\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32\x1c.mafrt.environment.v1.Action\"\xe9\x01\n\tStepReply\x12\x37\n\x0cobservations\x18\x01 \x03(\x0b\x32!.mafrt.environment.v1.Observation\x12-\n\x07rewards\x18\x02 \x03(\x0b\x32\x1c.mafrt.environment.v1.Reward\x12\x12\n\nterminated\x18\x03 \x01(\x08\x12\x11\n\ttruncated\x18\x04 \x01(\x08\x12\x0c\n\x04info\x18\x05 \x01(\t\x12\x33\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x1d.mafrt.environment.v1.FailureH\x00\x88\x01\x01\x42\n\n\x08_failure2\x8e\x03\n\x0b\x45nvironment\x12T\n\x08\x44\x65scribe\x12%.mafrt.environment.v1.DescribeRequest\x1a!.mafrt.environment.v1.Description\x12H\n\x04Open\x12!.mafrt.environment.v1.OpenRequest\x1a\x1d.mafrt.environment.v1.Session\x12M\n\x05Reset\x12\".mafrt.environment.v1.ResetRequest\x1a .mafrt.environment.v1.ResetReply\x12J\n\x04Step\x12!.mafrt.environment.v1.StepRequest\x1a\x1f.mafrt.environment.v1.StepReply\x12\x44\n\x05\x43lose\x12\x1d.mafrt.environment.v1.Session\x1a\x1c.mafrt.environment.v1.Closedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*mafrt/environment/remote/environment.proto\x12\x14mafrt.environment.v1\"1\n\x0f\x44\x65scribeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xe8\x01\n\x0b\x44\x65scription\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x61gents\x18\x03 \x03(\t\x12\x11\n\tnum_tasks\x18\x04 \x01(\x03\x12\x11\n\tmax_steps\x18\x05 \x01(\x03\x12\x10\n\x08identity\x18\x06 \x01(\t\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\x14\n\x0c\x63ostly_reset\x18\x08 \x01(\x08\x12\x10\n\x08held_out\x18\t \x01(\x08\x12\x14\n\x0cmax_sessions\x18\n \x01(\r\x12\x11\n\topponents\x18\x0b \x01(\x08\x12\r\n\x05names\x18\x0c \x03(\t\"?\n\x0bOpenRequest\x12\x10\n\x08held_out\x18\x01 \x01(\x08\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08identity\x18\x03 \x01(\t\"\x15\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\"\x08\n\x06\x43losed\"I\n\x0cResetRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x11\n\x04task\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_task\"%\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"i\n\x0bObservation\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12/\n\x08messages\x18\x03 \x03(\x0b\x32\x1d.mafrt.environment.v1.MessageB\x07\n\x05_text\"\'\n\x06Reward\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x61mount\x18\x02 \x01(\x01\"%\n\x06\x41\x63tion\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x94\x01\n\nResetReply\x12\x37\n\x0cobservations\x18\x01 \x03(\x0b\x32!.mafrt.environment.v1.Observation\x12\x0c\n\x04info\x18\x02 \x01(\t\x12\x33\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1d.mafrt.environment.v1.FailureH\x00\x88\x01\x01\x42\n\n\x08_failure\"]\n\x0bStepRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\x12-\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32\x1c.mafrt.environment.v1.Action\"\xe9\x01\n\tStepReply\x12\x37\n\x0cobservations\x18\x01 \x03(\x0b\x32!.mafrt.environment.v1.Observation\x12-\n\x07rewards\x18\x02 \x03(\x0b\x32\x1c.mafrt.environment.v1.Reward\x12\x12\n\nterminated\x18\x03 \x01(\x08\x12\x11\n\ttruncated\x18\x04 \x01(\x08\x12\x0c\n\x04info\x18\x05 \x01(\t\x12\x33\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x1d.mafrt.environment.v1.FailureH\x00\x88\x01\x01\x42\n\n\x08_failure2\x8e\x03\n\x0b\x45nvironment\x12T\n\x08\x44\x65scribe\x12%.mafrt.environment.v1.DescribeRequest\x1a!.mafrt.environment.v1.Description\x12H\n\x04Open\x12!.mafrt.environment.v1.OpenRequest\x1a\x1d.mafrt.environment.v1.Session\x12M\n\x05Reset\x12\".mafrt.environment.v1.ResetRequest\x1a .mafrt.environment.v1.ResetReply\x12J\n\x04Step\x12!.mafrt.environment.v1.StepRequest\x1a\x1f.mafrt.environment.v1.StepReply\x12\x44\n\x05\x43lose\x12\x1d.mafrt.environment.v1.Session\x1a\x1c.mafrt.environment.v1.Closedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIPTION']._serialized_start=120
   _globals['_DESCRIPTION']._serialized_end=352
   _globals['_OPENREQUEST']._serialized_start=354
-  _globals['_OPENREQUEST']._serialized_end=399
-  _globals['_SESSION']._serialized_start=401
-  _globals['_SESSION']._serialized_end=422
-  _globals['_CLOSED']._serialized_start=424
-  _globals['_CLOSED']._serialized_end=432
-  _globals['_RESETREQUEST']._serialized_start=434
-  _globals['_RESETREQUEST']._serialized_end=507
-  _globals['_MESSAGE']._serialized_start=509
-  _globals['_MESSAGE']._serialized_end=546
-  _globals['_OBSERVATION']._serialized_start=548
-  _globals['_OBSERVATION']._serialized_end=653
-  _globals['_REWARD']._serialized_start=655
-  _globals['_REWARD']._serialized_end=694
-  _globals['_ACTION']._serialized_start=696
-  _globals['_ACTION']._serialized_end=733
-  _globals['_FAILURE']._serialized_start=735
-  _globals['_FAILURE']._serialized_end=772
-  _globals['_RESETREPLY']._serialized_start=775
-  _globals['_RESETREPLY']._serialized_end=923
-  _globals['_STEPREQUEST']._serialized_start=925
-  _globals['_STEPREQUEST']._serialized_end=1018
-  _globals['_STEPREPLY']._serialized_start=1021
-  _globals['_STEPREPLY']._serialized_end=1254
-  _globals['_ENVIRONMENT']._serialized_start=1257
-  _globals['_ENVIRONMENT']._serialized_end=1655
+  _globals['_OPENREQUEST']._serialized_end=417
+  _globals['_SESSION']._serialized_start=419
+  _globals['_SESSION']._serialized_end=440
+  _globals['_CLOSED']._serialized_start=442
+  _globals['_CLOSED']._serialized_end=450
+  _globals['_RESETREQUEST']._serialized_start=452
+  _globals['_RESETREQUEST']._serialized_end=525
+  _globals['_MESSAGE']._serialized_start=527
+  _globals['_MESSAGE']._serialized_end=564
+  _globals['_OBSERVATION']._serialized_start=566
+  _globals['_OBSERVATION']._serialized_end=671
+  _globals['_REWARD']._serialized_start=673
+  _globals['_REWARD']._serialized_end=712
+  _globals['_ACTION']._serialized_start=714
+  _globals['_ACTION']._serialized_end=751
+  _globals['_FAILURE']._serialized_start=753
+  _globals['_FAILURE']._serialized_end=790
+  _globals['_RESETREPLY']._serialized_start=793
+  _globals['_RESETREPLY']._serialized_end=941
+  _globals['_STEPREQUEST']._serialized_start=943
+  _globals['_STEPREQUEST']._serialized_end=1036
+  _globals['_STEPREPLY']._serialized_start=1039
+  _globals['_STEPREPLY']._serialized_end=1272
+  _globals['_ENVIRONMENT']._serialized_start=1275
+  _globals['_ENVIRONMENT']._serialized_end=1673
 # @@protoc_insertion_point(module_scope)

@@ -43,12 +43,14 @@ class Description(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., num_tasks: _Optional[int] = ..., max_steps: _Optional[int] = ..., identity: _Optional[str] = ..., timeout_s: _Optional[float] = ..., costly_reset: _Optional[bool] = ..., held_out: _Optional[bool] = ..., max_sessions: _Optional[int] = ..., opponents: _Optional[bool] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("held_out", "name")
+    __slots__ = ("held_out", "name", "identity")
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     held_out: bool
     name: str
-    def __init__(self, held_out: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
+    identity: str
+    def __init__(self, held_out: _Optional[bool] = ..., name: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("id",)

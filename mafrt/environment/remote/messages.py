@@ -20,7 +20,13 @@ PROTOCOL = 1
 TOKEN = "MAFRT_ENV_TOKEN"
 """Environment variable with the servers' token: keys are never arguments."""
 LARGEST = 64 << 20
-"""Bytes of one message."""
+"""Bytes of one reply."""
+LARGEST_REQUEST = 8 << 20
+"""Bytes of one request, which holds the texts of one turn: as many lie in memory as there are calls."""
+LONGEST_FAILURE = 500
+"""Characters of an error's text."""
+MOST_AGENTS = 256
+"""Agents of an environment, of which each acts once in a step."""
 FAILURES = ("EnvError", "EnvDownError", "SandboxError", "DataError", "ConfigError")
 """Classes of errors that an environment may have met."""
 OPTIONS = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
@@ -70,7 +76,10 @@ def pack_actions(actions: Mapping[str, str]) -> list[pb.Action]:
 
 
 def unpack_actions(packed: Sequence[pb.Action]) -> dict[str, str]:
-    return {action.agent: action.text for action in packed}
+    """Raises ValueError for more actions than a team has agents, and for an agent with two."""
+    if len(packed) > MOST_AGENTS:
+        raise ValueError(f"it holds {len(packed)} actions; expected at most {MOST_AGENTS}")
+    return _once((action.agent, action.text) for action in packed)
 
 
 def pack_reset(observations: Mapping[str, Observation], info: Mapping[str, Any]) -> pb.ResetReply:
@@ -107,13 +116,16 @@ def unpack_result(reply: pb.StepReply) -> StepResult:
 
 
 def pack_failure(error: MafrtError) -> pb.Failure:
-    return pb.Failure(**packed_error(error))
+    packed = packed_error(error)
+    return pb.Failure(kind=packed["kind"], text=shortened(packed["text"], LONGEST_FAILURE))
 
 
 def unpack_failure(failure: pb.Failure) -> MafrtError:
     """The error of an environment, on one line; what only a run itself can meet becomes an EnvError."""
     kind = failure.kind if failure.kind in FAILURES else EnvError.__name__
-    return unpacked_error({"kind": kind, "text": shortened(failure.text, 500) or "the environment gave no reason"})
+    return unpacked_error(
+        {"kind": kind, "text": shortened(failure.text, LONGEST_FAILURE) or "the environment gave no reason"}
+    )
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from mafrt.core.text import clean_text, shortened
 from mafrt.environment.contract import agents_problem
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import rpc
-from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
+from mafrt.environment.remote.messages import MOST_AGENTS, OPTIONS, PROTOCOL, TOKEN
 from mafrt.environment.replayed import LostError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ LONGEST_CALL_S = 3600.0
 """Longest deadline that a server may ask for."""
 MOST_COUNTED = 10**8
 """Tasks and steps that a server may claim: the order of all tasks is drawn in memory."""
-MOST_AGENTS = 256
 _LONGEST_S = 60.0
 """Longest time for which a server is set aside before it is tried again."""
 
@@ -195,6 +194,7 @@ class Servers:
         Raises:
             EnvDownError: no server has answered for `patience_s` seconds.
         """
+        assert self.description is not None  # a server has been reached
         until = time.monotonic() + self.patience_s
         while True:
             self._clear()
@@ -210,7 +210,7 @@ class Servers:
             for server in free:
                 try:
                     reply = server.stub.Open(
-                        pb.OpenRequest(held_out=held_out, name=self.name),
+                        pb.OpenRequest(held_out=held_out, name=self.name, identity=self.description.identity),
                         timeout=self._deadline_s(server),
                         metadata=self._metadata,
                     )

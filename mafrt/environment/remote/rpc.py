@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -31,12 +32,14 @@ class EnvironmentStub:
             setattr(self, method.name, call)
 
 
-def serve(servicer: Any, server: grpc.Server) -> None:
-    """Have a server answer by the methods of `servicer` that have the service's names; others are not implemented."""
+def serve(servicer: Any, server: Any, as_handler: Callable[[Any, Callable[[bytes], Any]], Any]) -> None:
+    """Have a server answer by the methods of `servicer` that have the service's names; others are not implemented.
+
+    `as_handler` makes what gRPC calls with the bytes of a request of a method and of what reads these.
+    """
     handlers = {
         method.name: grpc.unary_unary_rpc_method_handler(
-            getattr(servicer, method.name),
-            request_deserializer=getattr(pb, method.input_type.name).FromString,
+            as_handler(getattr(servicer, method.name), getattr(pb, method.input_type.name).FromString),
             response_serializer=getattr(pb, method.output_type.name).SerializeToString,
         )
         for method in SERVICE.methods

@@ -2,31 +2,37 @@
 
 Every session has an environment of its own; their number is bounded, and one that no client has used for a while is
 closed, sooner where another client needs its place: a client that still wants it plays its episode again. User code
-keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns.
+keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns. A call gets a thread
+when its request is there: calls that send none, or send it slowly, hold up nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
 
 from mafrt.core.errors import ConfigError, EnvError, MafrtError
 from mafrt.core.text import error_line
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import rpc
 from mafrt.environment.remote.messages import (
-    OPTIONS,
+    LARGEST,
+    LARGEST_REQUEST,
     PROTOCOL,
     pack_failure,
     pack_reset,
@@ -46,8 +52,24 @@ _LOOK_S = 0.1
 """interval in which a call that waits for its session looks whether its client is still there"""
 
 
-_WAITS = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 900_000))
-"""for a connection that says nothing, and for one without calls, whose client opens another"""
+_OPTIONS = (
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_receive_message_length", LARGEST_REQUEST),
+    # For a connection that says nothing, and for one without calls, whose client opens another.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 900_000),
+)
+
+Left = Callable[[], bool]
+"""whether the client of a call has left it"""
+
+
+class _RefusedError(Exception):
+    """The call ends with this status and text."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
 
 
 @dataclass(frozen=True)
@@ -108,37 +130,76 @@ class EnvironmentServer:
         self._lock = threading.Lock()
         # Environments that do not wait for something outside are written for one thread.
         self._turn: Any = threading.Lock()
-        self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS), interceptors=[_Token(token)] if token else [], options=[*OPTIONS, *_WAITS]
-        )
-        rpc.serve(self, self._server)
-        self._health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        for service in ("", SERVICE):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._threads = ThreadPoolExecutor(_THREADS)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="environment-server", daemon=True).start()
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = self._wait_for(self._start(f"{host}:{port}", token))
         except RuntimeError:
+            self._end()
             raise ConfigError(f"{host}:{port} cannot be listened on; choose another port, or 0.") from None
         self.address = f"{host}:{self.port}"
-        self._server.start()
+
+    async def _start(self, address: str, token: str | None) -> int:
+        """Listen; returns the port."""
+        self._server = grpc.aio.server(interceptors=[_Token(token)] if token else [], options=_OPTIONS)
+        rpc.serve(self, self._server, self._in_thread)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        port: int = self._server.add_insecure_port(address)
+        await self._server.start()
+        return port
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _in_thread(
+        self, method: Callable[[Any, Left], Any], read: Callable[[bytes], Any]
+    ) -> Callable[[bytes, Any], Awaitable[Any]]:
+        """A method as a coroutine of gRPC, which runs it in a thread."""
+
+        def answer(request: bytes, left: Left) -> Any:
+            try:
+                asked = read(request)
+            except DecodeError:
+                raise _RefusedError(
+                    grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this protocol"
+                ) from None
+            return method(asked, left)
+
+        async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            left = threading.Event()
+            try:
+                return await self._loop.run_in_executor(self._threads, answer, request, left.is_set)
+            except _RefusedError as refused:
+                await context.abort(refused.code, refused.why)
+            finally:
+                left.set()
+
+        return call
 
     def wait(self) -> None:
         """Block until the server is closed."""
-        self._server.wait_for_termination()
+        self._wait_for(self._server.wait_for_termination())
 
     def close(self) -> None:
         """Say that it is going, let calls in progress end, and close all sessions."""
-        self._health.enter_graceful_shutdown()
-        self._server.stop(grace=2.0).wait()
+        self._wait_for(self._health.enter_graceful_shutdown())
+        self._wait_for(self._server.stop(grace=2.0))
         with self._lock:
             for opened in self._sessions.values():
                 opened.session.close()
             self._sessions.clear()
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ----------------------------------------------------------------------------------------------------- calls
 
-    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
+    def Describe(self, request: pb.DescribeRequest, left: Left) -> pb.Description:
         # Of an environment that is not here the first is described, so that the client can tell what is.
         served = self.served.get(request.name) or next(iter(self.served.values()))
         env = served.env
@@ -157,50 +218,57 @@ class EnvironmentServer:
             max_sessions=self.max_sessions,
         )
 
-    def Open(self, request: pb.OpenRequest, context: grpc.ServicerContext) -> pb.Session:
-        served = self.served.get(request.name) or next(iter(self.served.values()))
+    def Open(self, request: pb.OpenRequest, left: Left) -> pb.Session:
+        served = self.served.get(request.name) if request.name else next(iter(self.served.values()))
+        if served is None or request.identity not in ("", served.identity):
+            raise _RefusedError(grpc.StatusCode.FAILED_PRECONDITION, "this server has other environments than it had")
         env = served.held_out if request.held_out else served.env
         if env is None:
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "this server has no held-out instances")
+            raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "this server has no held-out instances")
         with self._lock:
+            if left():
+                raise _RefusedError(grpc.StatusCode.CANCELLED, "the client has left")
             self._expire(self.idle_s)
             if len(self._sessions) >= self.max_sessions:
                 self._expire(_SPARE_S, most=1)  # such as those of a client that was killed
             if len(self._sessions) >= self.max_sessions:
-                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self.max_sessions} sessions are taken")
+                raise _RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self.max_sessions} sessions are taken")
             name = secrets.token_hex(8)
             self._sessions[name] = _Open(session_of(env.spawn()), time.monotonic())
         return pb.Session(id=name)
 
-    def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.ResetReply:
-        with self._using(request.session, context) as opened:
+    def Reset(self, request: pb.ResetRequest, left: Left) -> pb.ResetReply:
+        with self._using(request.session, left) as opened:
             options = {"task": request.task} if request.HasField("task") else None
             opened.steps, opened.last = 0, None
 
             def reset() -> pb.ResetReply:
                 return pack_reset(*opened.session.reset(seed=request.seed, options=options))
 
-            return cast(pb.ResetReply, self._answer(opened.session, "reset", reset, pb.ResetReply, context))
+            return cast(pb.ResetReply, self._answer(opened.session, "reset", reset, pb.ResetReply, left))
 
-    def Step(self, request: pb.StepRequest, context: grpc.ServicerContext) -> pb.StepReply:
-        with self._using(request.session, context) as opened:
+    def Step(self, request: pb.StepRequest, left: Left) -> pb.StepReply:
+        with self._using(request.session, left) as opened:
             if request.number == opened.steps - 1 and opened.last is not None:
                 return opened.last
             if request.number != opened.steps:
-                _abort(
-                    context,
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"step {request.number} after {opened.steps} steps",
+                raise _RefusedError(
+                    grpc.StatusCode.FAILED_PRECONDITION, f"step {request.number} after {opened.steps} steps"
                 )
 
-            def step() -> pb.StepReply:
-                return pack_result(opened.session.step(unpack_actions(request.actions)))
+            try:
+                actions = unpack_actions(request.actions)
+            except ValueError as error:
+                raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
-            opened.last = self._answer(opened.session, "step", step, pb.StepReply, context)
+            def step() -> pb.StepReply:
+                return pack_result(opened.session.step(actions))
+
+            opened.last = self._answer(opened.session, "step", step, pb.StepReply, left)
             opened.steps += 1
             return opened.last
 
-    def Close(self, request: pb.Session, context: grpc.ServicerContext) -> pb.Closed:
+    def Close(self, request: pb.Session, left: Left) -> pb.Closed:
         with self._lock:
             opened = self._sessions.pop(request.id, None)
         if opened is not None:
@@ -211,12 +279,12 @@ class EnvironmentServer:
     # --------------------------------------------------------------------------------------------------- sessions
 
     @contextmanager
-    def _using(self, name: str, context: grpc.ServicerContext) -> Iterator[_Open]:
+    def _using(self, name: str, left: Left) -> Iterator[_Open]:
         with self._lock:
             opened = self._sessions.get(name)
         if opened is None:
-            _abort(context, grpc.StatusCode.NOT_FOUND, "no such session: idle for too long, or of another server")
-        with _held(opened.lock, context):
+            raise _RefusedError(grpc.StatusCode.NOT_FOUND, "no such session: idle for too long, or of another server")
+        with _held(opened.lock, left):
             opened.used = time.monotonic()
             yield opened
             opened.used = time.monotonic()
@@ -227,13 +295,13 @@ class EnvironmentServer:
         method: str,
         call: Callable[[], Any],
         reply: Callable[..., Any],
-        context: grpc.ServicerContext,
+        left: Left,
     ) -> Any:
         """The reply of a call; an error of the environment is a reply too."""
         try:
             if session.blocking:
                 return call()
-            with _held(self._turn, context):
+            with _held(self._turn, left):
                 return call()
         except MafrtError as error:
             return reply(failure=pack_failure(error))
@@ -256,41 +324,36 @@ class EnvironmentServer:
                 opened.lock.release()
 
 
-class _Token(grpc.ServerInterceptor):
+class _Token(grpc.aio.ServerInterceptor):
     """Refuses calls without the token; health checks need none."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}"
 
-        def refuse(_: Any, context: grpc.ServicerContext) -> NoReturn:
-            _abort(context, grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+        async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
 
         self._refused = grpc.unary_unary_rpc_method_handler(refuse)
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         if details.method.startswith("/grpc.health.v1.Health/"):
-            return continuation(details)
+            return await continuation(details)
         given = dict(details.invocation_metadata).get("authorization", "")
         given = given if isinstance(given, str) else ""
         if hmac.compare_digest(given.encode(), self._expected.encode()):
-            return continuation(details)
+            return await continuation(details)
         return self._refused
 
 
 @contextmanager
-def _held(lock: threading.Lock, context: grpc.ServicerContext) -> Iterator[None]:
+def _held(lock: threading.Lock, left: Left) -> Iterator[None]:
     """Hold a lock, unless the client leaves before it is free: its call must not hold a thread, nor be made."""
     while not lock.acquire(timeout=_LOOK_S):
-        if not context.is_active():
-            _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
+        if left():
+            raise _RefusedError(grpc.StatusCode.CANCELLED, "the client has left")
     try:
-        if not context.is_active():
-            _abort(context, grpc.StatusCode.CANCELLED, "the client has left")
+        if left():
+            raise _RefusedError(grpc.StatusCode.CANCELLED, "the client has left")
         yield
     finally:
         lock.release()
-
-
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> NoReturn:
-    context.abort(code, why)
-    raise AssertionError("not reached")
