@@ -222,7 +222,10 @@ def _verdict_on_words(given: str, reference: str) -> bool | None:
         bare = _BARE_WORDS.fullmatch(given)
         said = words(given) or (bare[1].lower() if bare else None)
         if said is not None:
-            own, others = (sorted(re.split(r"\s+and\s+", text)) for text in (said, word))
+            own, others = (
+                sorted(re.split(r"\s+and\s+", text.removesuffix("s") if text.startswith("no ") else text))
+                for text in (said, word)
+            )
             return own == others
     return same_time(given, reference)
 
@@ -325,7 +328,22 @@ def _without_bases(answer: str) -> tuple[str, list[int]]:
     return (text, sorted(bases)) if bases else (answer, [])
 
 
-_WAYS = re.compile(r"([CP])\s*\(\s*([0-9]{1,3})\s*,\s*([0-9]{1,3})\s*\)")
+# C(5, 2), nCr(5, 2), _5C_2, 5C2, 5 choose 2, C_5^2; without braces and blanks.
+_WAYS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"n?(?P<of>[CP])r?\((?P<n>[0-9]{1,3}),(?P<k>[0-9]{1,3})\)",
+        r"(?:[_^]?(?P<n>[0-9]{1,3}))(?P<of>[CP])_?(?P<k>[0-9]{1,3})",
+        r"(?P<n>[0-9]{1,3})(?P<of>c)hoose(?P<k>[0-9]{1,3})",
+        r"(?P<of>[CP])_(?P<n>[0-9]{1,3})\^(?P<k>[0-9]{1,3})",
+        r"(?P<of>[CP])\^(?P<k>[0-9]{1,3})_(?P<n>[0-9]{1,3})",
+    )
+)
+_MIXED = re.compile(
+    r"(-?[0-9]{1,9})(?:\s|\\[ ,;]|~)*(?:\\text\s*\{\s*and\s*\}|and)\s*"
+    r"(?:([0-9]{1,9})/([0-9]{1,9})|\\[dt]?frac\s*\{?([0-9]{1,9}?)\}?\s*\{?([0-9]{1,9})\}?)(?![0-9/.])"
+)
+_SEVERAL = re.compile(r",|;|\\\{|\\ne|<|>|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 
 
 def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
@@ -345,7 +363,6 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if excluded[0] != others[0]:
             return None
         given, reference = excluded[1], others[1]
-    given, reference = _counted(given, reference), _counted(reference, given)
     given, reference = _ascending(given), _ascending(reference)
     if given.replace(" ", "") == reference.replace(" ", ""):
         return []
@@ -387,12 +404,22 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
     return [(part, reference) for part in parts]
 
 
-def _counted(answer: str, other: str) -> str:
-    """C(5, 2) and P(5, 2) as numbers beside a number; else they may be points."""
-    match = _WAYS.fullmatch(answer)
-    if match is None or plain_number(other) is None:
+def counted(answer: str, other: str) -> str:
+    """C(5, 2), 5P2 and their like as numbers beside a number; else they may be points or names."""
+    if plain_number(other) is None or len(answer) > 40:
         return answer
-    return str((math.comb if match[1] == "C" else math.perm)(int(match[2]), int(match[3])))
+    plain = re.sub(r"[{}\s]", "", _TEXT.sub(r"\1", answer))
+    match = next(filter(None, (ways.fullmatch(plain) for ways in _WAYS)), None)
+    return str((math.perm if match["of"] == "P" else math.comb)(int(match["n"]), int(match["k"]))) if match else answer
+
+
+def as_mixed_number(given: str, reference: str) -> str:
+    """`2 and 1/2` as a mixed number where the reference is one value: else they may be two answers."""
+    match = _MIXED.match(given)
+    if match is None or _SEVERAL.search(reference) or _SEVERAL.search(given[match.end() :]):
+        return given
+    whole, part, of = match[1], match[2] or match[4], match[3] or match[5]
+    return f"{whole}\\frac{{{part}}}{{{of}}}{given[match.end() :]}" if 0 < int(part) < int(of) else given
 
 
 def _excluded(answer: str) -> tuple[str, str] | None:

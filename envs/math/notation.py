@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from mafrt.envs.math.number_words import MULTIPLIERS
+
 _SIGNS = str.maketrans({
     "π": r"\pi ", "∞": r"\infty ", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ", "°": r"^\circ ",
     "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
@@ -18,7 +20,6 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
-_MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words after a number that are part of its value, and so no unit.
 _NO_UNITS = r"hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|percent|dozen|squared|cubed|plus|minus|times|over"
 _NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?"
@@ -29,6 +30,7 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"\\textcolor\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}|\\[hv]space\*?\s*\{[^{}]*\}|\\checkmark|✓|✔", ""),
         (r"\\(?:underline|mathbf|boldsymbol|bm|mathit)\s*\{([^{}]*)\}", r"\1"),
         (r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}", r"{\1}"),
+        (r"(?<![\\A-Za-z])(?:\\(?:mathrm|text|operatorname)\s*\{\s*)?(gcd|lcm|max|min)\s*\}?(?=\s*\()", r"\\\1 "),
         (r"^\{([^{}]*)\}$", r"\1"),
         # The answer after words that announce it.
         (r"^\\text\s*\{[A-Za-z ,]*(?:is|are|:)\s*:?\s*\}(?=[^A-Za-z]*[0-9])", ""),
@@ -66,8 +68,12 @@ _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?: [0-9]{3})+|(?:_[0-9]{3})+)(?![0-9 _])")
 _REPEATING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?\s*([0-9]{1,20})\s*\}?")
+# 0.1666..., 0.1212...
+_GOES_ON = re.compile(
+    r"(?<![0-9])([0-9]*)\.([0-9]{0,40}?)(?:([0-9])\3{2,}|([0-9]{2,9}?)\4+)(?:\.{2,3}|\\[lc]?dots(?![A-Za-z])|…)"
+)
 _TIMES = re.compile(
-    rf"({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?\s*({'|'.join(_MULTIPLIERS)})s?(?![A-Za-z])((?:[A-Za-z ]*\}})?)"
+    rf"({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?\s*({'|'.join(MULTIPLIERS)})s?(?![A-Za-z])((?:[A-Za-z ]*\}})?)"
 )
 _CHOICE_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*(?:[0-9]|\b(?:or|and|not)\b)[^{}]*)\}")
 _CONJUNCTION = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
@@ -85,14 +91,13 @@ def latex(answer: str) -> str:
     """An answer in the notation that math-verify reads."""
     # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
     answer = _RAISED_RUN.sub(lambda match: f"^{{{match[0].translate(_RAISED)}}}", _CHOICE_TEXT.sub(r" \1 ", answer))
-    if (number := _number_in_words(answer)) is not None:
-        return number
     answer = _ORDINAL.sub(_cardinal, answer)
     answer = answer.translate(_SIGNS)
     answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
+    answer = _GOES_ON.sub(r"\1.\2\\overline{\3\4}", answer)
     answer = _REPEATING.sub(_fraction, answer)
     answer = _THOUSANDS.sub(lambda match: re.sub("[ _]", "", match[0]), answer)
-    answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{_MULTIPLIERS[match[2]]}}}", answer)
+    answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{MULTIPLIERS[match[2]]}}}", answer)
     if _OF_ANGLES.search(answer):  # math-verify drops the sign, and takes radians
         answer = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", answer)
     for pattern, replacement in _REWRITES:
@@ -112,53 +117,6 @@ def _cardinal(match: re.Match[str]) -> str:
     tens, ones = match[1][-2:-1], match[1][-1]
     suffix = "th" if tens == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(ones, "th")
     return match[1] if match[2] == suffix else match[0]
-
-
-_ONES = re.findall(
-    "[a-z]+",
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen",
-)
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SMALL = {word: number for number, word in enumerate(_ONES)} | {w: 10 * n for n, w in enumerate(_TENS, 2)}
-_PARTS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-_WORD_NUMBER = re.compile(r"(?:\\(?:text|mathrm|textbf|mbox)\s*\{)?\s*([A-Za-z]+(?:[\s-]+[A-Za-z]+){0,11})\s*\}?")
-
-
-def _number_in_words(answer: str) -> str | None:
-    """`seven` as 7, `two hundred and five` as 205, `two-thirds` as a fraction; None for anything else."""
-    match = _WORD_NUMBER.fullmatch(answer)
-    if match is None:
-        return None
-    names = re.findall("[a-z]+", match[1].lower())
-    sign = "-" if names[:1] in (["minus"], ["negative"]) else ""
-    names = names[1:] if sign else names
-    if names[:-2] and names[-3] == "and":  # two and a half
-        whole, part = _number_in_words(" ".join(names[:-3])), _number_in_words(" ".join(names[-2:]))
-        if whole and part and whole.isdecimal() and "frac" in part:
-            return f"{sign}({whole}+{part})"
-    if len(names) == 2 and names[0] == "a" and names[1] in _PARTS:
-        names = ["one", names[1]]
-    if len(names) == 2 and names[0] in _ONES[1:]:
-        plural = names[0] != "one"
-        part = names[1].replace("halves", "halfs").replace("fourth", "quarter")
-        if (part.endswith("s") == plural) and (part := part.removesuffix("s")) in _PARTS:
-            return f"{sign}\\frac{{{_ONES.index(names[0])}}}{{{_PARTS.index(part) + 2}}}"
-    total, current, room = 0, 0, 0  # room: below what the next word of the part must be
-    for place, name in enumerate(names):
-        previous = names[place - 1] if place else ""
-        if name in _SMALL and (
-            not place or previous in ("hundred", "and", *_MULTIPLIERS) or (previous in _TENS and 0 < _SMALL[name] < 10)
-        ):
-            current += _SMALL[name]
-        elif name == "hundred" and previous in _ONES[1:]:
-            current *= 100
-        elif name in _MULTIPLIERS and name != "hundred" and current and (room == 0 or _MULTIPLIERS[name] < room):
-            room = _MULTIPLIERS[name]
-            total, current = total + current * 10**room, 0
-        elif not (name == "and" and previous in ("hundred", *_MULTIPLIERS) and place + 1 < len(names)):
-            return None
-    return f"{sign}{total + current}" if names else None
 
 
 _SIZES = {
@@ -294,8 +252,12 @@ def _amounts(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
 
 
 def _in_radians(answer: str, other: str) -> str:
-    """Degrees in radians where the other answer has pi and no degrees."""
-    if not re.search(r"\\pi(?![A-Za-z])|π", other) or _DEGREE_SIGN.search(other) or _OF_ANGLES.search(answer):
+    """Degrees in radians where the other answer has pi or their name, and no degrees."""
+    if (
+        not re.search(r"\\pi(?![A-Za-z])|π|\brad(?:ians?)?\b", other)
+        or _DEGREE_SIGN.search(other)
+        or _OF_ANGLES.search(answer)
+    ):
         return answer
     return _DEGREE_SIGN.sub(r"\\frac{\1\\pi}{180}", answer)
 

@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.envs.math.answers import (
     MAX_ANSWER_CHARS,
+    as_mixed_number,
     asks_for_percent,
     boxed,
     comparable,
+    counted,
     extract_answer,
     plain_number,
     quick_verdict,
@@ -29,6 +31,7 @@ from mafrt.envs.math.answers import (
     without_labels,
 )
 from mafrt.envs.math.notation import latex, same_units
+from mafrt.envs.math.number_words import in_digits
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
 
@@ -93,6 +96,9 @@ class Verifier:
             given, reference = tidy(given), tidy(reference)
             if plain_number(given) is None or plain_number(reference) is None:
                 given, reference = without_labels(given, reference)
+                given, reference = in_digits(given), in_digits(reference)
+                given, reference = counted(given, reference), counted(reference, given)
+                given = as_mixed_number(given, reference)
             if "%" in given and plain_number(reference) is not None and asks_for_percent(problem):
                 given = given.removesuffix("%").removesuffix("\\")
             plain = (given, reference) if given == reference else same_bases(given, reference)

@@ -21,6 +21,7 @@ from mafrt.core.errors import EnvError, MissingExtraError
 from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
 from mafrt.envs.math.answers import boxed, comparable, plain_number, quick_verdict, tidy
 from mafrt.envs.math.notation import latex
+from mafrt.envs.math.number_words import in_digits
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
 
 pytestmark = pytest.mark.takes(fast=6, slow=17)
@@ -217,6 +218,27 @@ def test_a_table_of_answers():
     wrong = [(row, verdict) for row, verdict in zip(TABLE, verdicts, strict=True) if verdict is not row[2]]
     assert wrong == []
     assert verify("so \\boxed{\\frac12}", "0.5") is True
+
+
+def test_numbers_in_words_are_read_where_they_have_one_meaning():
+    for text, digits in (
+        ("nine hundred and ninety-nine thousand, five", "nine hundred and ninety-nine thousand, five"),
+        ("one hundred and five thousand three hundred", "105300"),
+        ("forty-five hundredths", "\\frac{9}{20}"),
+        ("two and a half million", "2500000"),
+        ("half a dozen", "6"),
+        ("Twelve Per Cent", "12\\%"),
+        ("\\text{six apples}", "6 apples"),
+        ("two hundred and five thousandths", "two hundred and five thousandths"),
+        ("twenty fifth", "twenty fifth"),
+        ("one of five", "one of five"),
+        ("ten to one", "ten to one"),
+        ("no", "no"),
+        ("a", "a"),
+        ("half-life", "half-life"),
+        ("seven seven", "seven seven"),
+    ):
+        assert in_digits(text) == digits
 
 
 GRADED = Path(__file__).parents[1] / "data" / "graded_answers.jsonl"
