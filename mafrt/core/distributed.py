@@ -217,6 +217,12 @@ def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
                 f"the environment variable {name} is {shortened(value)!r}, expected a whole number; unset it, or start "
                 "several processes with `accelerate launch` or `torchrun`, which set it"
             )
+    for name, other, alone in (("WORLD_SIZE", "RANK", 1), ("RANK", "WORLD_SIZE", 0)):
+        if not os.environ.get(other) and int(os.environ.get(name) or alone) != alone:
+            raise ConfigError(
+                f"the environment variable {name} is {os.environ[name]}, and {other} is not set, so that this process "
+                f"would train alone; unset {name}, or start several processes with `accelerate launch` or `torchrun`"
+            )
     if rank >= size:
         raise ConfigError(
             f"the environment variables RANK and WORLD_SIZE are {rank} and {size}, expected a rank below the size; "

@@ -725,6 +725,20 @@ def test_variables_of_a_launcher_that_are_no_numbers_are_told(monkeypatch, name,
         connect(cpu=True)
 
 
+@pytest.mark.parametrize(("name", "other"), [("WORLD_SIZE", "RANK"), ("RANK", "WORLD_SIZE")])
+def test_half_of_what_a_launcher_sets_is_told(monkeypatch, name, other):
+    """Such a process trained alone, without a word."""
+    monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(ConfigError, match=f"{name} is 2, and {other} is not set.*unset {name}"):
+        connect(cpu=True)
+    monkeypatch.setenv(other, "")
+    with pytest.raises(ConfigError, match="would train alone"):
+        connect(cpu=True)
+    monkeypatch.setenv(name, {"WORLD_SIZE": "1", "RANK": "0"}[name])
+    assert connect(cpu=True).size == 1
+
+
 def test_a_rank_beyond_the_size_is_told(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
