@@ -72,6 +72,8 @@ def show(argv: Sequence[str]) -> int:
     problems: list[str] = []
     # Everything off that would read an agent's words as markup.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    if console.width < 40:  # some terminals say 0
+        console.width = 80
     if settings.episode is not None:
         print_episode(console, find(run, settings.episode, problems))
     else:

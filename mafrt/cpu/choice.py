@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from mafrt.core.errors import ConfigError
+from mafrt.core.text import shortened
 from mafrt.cpu import library
 
 _TITLES = {"c": "C", "c in decoding": "C in decoding", "torch": "torch"}
@@ -35,9 +37,14 @@ def choose_kernels(recorded: str | None = None, dtype: str | None = None) -> Ker
     Args:
         recorded: those of the run that goes on, so that it stays repeatable; `MAFRT_KERNELS` wins.
         dtype: the number format of that run.
+
+    Raises:
+        ConfigError: `MAFRT_KERNELS` names none.
     """
     recorded = recorded if recorded in _TITLES else None
     asked = os.environ.get(library.SWITCH)
+    if asked not in (None, "", "c", "torch"):
+        raise ConfigError(f"the environment variable {library.SWITCH} is {shortened(asked)!r}; expected c or torch.")
     if recorded == "torch" and not asked and library.use_torch():
         return KernelChoice("torch", "as before", recorded)
     if library.library() is not None:

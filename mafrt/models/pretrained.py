@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
 def load_pretrained(
     name_or_path: str,
     *,
-    dtype: str | torch.dtype | None,
+    dtype: str | torch.dtype | Callable[[], str | None] | None,
     device: str | torch.device | None,
     goes_to: str | torch.device | None = None,
     attn_implementation: str,
@@ -79,9 +79,11 @@ def load_pretrained(
             f"attn_implementation {attn_implementation!r} has kernels for GPUs only, and the base goes to "
             f"{goes_to or device}; give 'sdpa'"
         )
+    config, own, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
+    if callable(dtype):
+        dtype = dtype()
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
-    config, own, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
     path = str(base_folder(name_or_path) or name_or_path)
     quantised = quantisation(bits, device) if bits else dequantising(config)
     loader = auto_class(config) or AutoModelForCausalLM

@@ -87,7 +87,7 @@ class SharedBase(AdaptedModel):
         cls,
         name_or_path: str,
         *,
-        dtype: str | torch.dtype | None = None,
+        dtype: str | torch.dtype | Callable[[], str | None] | None = None,
         device: str | torch.device | None = None,
         goes_to: str | torch.device | None = None,
         attn_implementation: str = "sdpa",
@@ -96,7 +96,8 @@ class SharedBase(AdaptedModel):
     ) -> SharedBase:
         """Load model and tokenizer from a folder or the hub; `teaching-base` ships, `smollm2` is fetched.
 
-        `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
+        `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU, a function is asked once the base is
+        checked; `device=None` a GPU if there is one.
         `goes_to`: the device that a base loaded into main memory computes on once it is sharded (`shard`).
         `attn_implementation`: `sdpa`; `eager` or, on a GPU, a flash kind of transformers compute every row whole.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).

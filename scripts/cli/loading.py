@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +217,8 @@ def load_base(settings: Settings, team: Team, placement: ProcessLayout | None = 
     bases = load_bases.load_bases(
         recorded_models(team, settings),
         settings["model_name_or_path"],
-        dtype=_dtype(settings, machine, several=placement is not None and placement.processes.size > 1),
+        # Measured when the base is found to be one, and once for all bases.
+        dtype=cache(lambda: _dtype(settings, machine, several=placement is not None and placement.processes.size > 1)),
         # A base to be sharded may be too large for one GPU: it goes there in parts.
         device="cpu" if shards else settings["device"],
         goes_to=placement.processes.device if placement is not None and shards else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import logging
 import os
 import re
@@ -39,11 +40,14 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
 
 
 def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
     # A stream that was closed is None: `input` and `write` fail, and the next file that is opened takes its number.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+    for stream in (sys.stdout, sys.stderr) if argv is None else ():
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what its encoding lacks, such as … in ASCII
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
         os.getcwd()
     except OSError:

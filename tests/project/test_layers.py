@@ -41,7 +41,8 @@ def modules() -> dict[str, Path]:
     for folder, package in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            if parts[-1] != "__main__":  # a door to the console command
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 

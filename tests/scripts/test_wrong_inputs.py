@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 from mafrt.core.distributed import connect
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import one_line
+from mafrt.cpu.choice import choose_kernels
 from mafrt.envs.math import build
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
@@ -744,6 +746,34 @@ def test_a_rank_beyond_the_size_is_told(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="5 and 2, expected a rank below the size"):
         connect(cpu=True)
+
+
+@pytest.mark.parametrize("value", ["C", "torch ", "triton", "0"])
+def test_kernels_that_are_none_are_told(monkeypatch, value):
+    monkeypatch.setenv("MAFRT_KERNELS", value)
+    with pytest.raises(ConfigError, match=r"MAFRT_KERNELS is .*; expected c or torch"):
+        choose_kernels()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"model_type": "nosuch"}', '{"model_type": "bert"}', '{"model_type": "llama"}']
+)
+def test_a_base_that_is_none_is_told_before_a_number_format_is_measured(capsys, monkeypatch, here, config):
+    monkeypatch.setattr("mafrt.scripts.cli.loading.choose_dtype", lambda *_: pytest.fail("it was measured"))
+    (here / "nobase").mkdir(exist_ok=True)
+    (here / "nobase/config.json").write_text(config)
+    (here / "nobase/tokenizer.json").write_text("{}")
+    said = refused(capsys, here, "train_math --run_dir new --model_name_or_path nobase --device cpu")
+    assert said.splitlines()[-1].startswith("error: ") and "nobase" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_what_a_terminal_cannot_show_is_written_otherwise(here):
+    """A narrow encoding ended in a traceback, and a terminal of no columns showed no episode."""
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
+    done = subprocess.run([sys.executable, "-m", "mafrt", "show", "run"], capture_output=True, text=True, env=variables)
+    assert done.returncode == 0 and done.stderr == "" and "greedy" in done.stdout and "\\u2026" in done.stdout
 
 
 def test_a_hub_that_is_no_address_is_told(monkeypatch):
