@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.errors import ConfigError
+from mafrt.core.text import shortened
+
+_DEVICE = re.compile(r"(?:cpu|meta|cuda)(?::[0-9]{1,3})?")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """a folder for each GPU that the driver of NVIDIA knows"""
+
+
+def check_device_name(device: str) -> None:
+    """Raise ConfigError for a device of a kind on which nothing here has ever been computed. Imports nothing."""
+    if _DEVICE.fullmatch(device) is None:
+        raise ConfigError(
+            f"device {shortened(device)!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, "
+            f"and was never run on {shortened(device.partition(':')[0])}; give cpu, which also a Mac has, or cuda:0"
+        )
 
 
 def gpu_there() -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError, is_panic
 from mafrt.core.extras import check_package
-from mafrt.core.gpus import unusable_gpu
+from mafrt.core.gpus import check_device_name, unusable_gpu
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
@@ -35,12 +35,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
     asked = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     gpu = asked.startswith("cuda")
     try:
+        check_device_name(asked)
         found = torch.device(asked)
-        if found.type not in ("cpu", "cuda", "meta"):
-            raise ConfigError(
-                f"device {asked!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, and was "
-                f"never run on {found.type}; give cpu, which also a Mac has"
-            )
         torch.empty(0, device=found)
         # One of another generation than the build takes tensors, and fails at the first kernel.
         said = unusable_gpu(asked) if gpu else None

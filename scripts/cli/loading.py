@@ -250,7 +250,8 @@ def models_of(settings: Settings, team: Team) -> dict[str, str]:
 
 
 def check_models(settings: Settings, team: Team) -> dict[str, str]:
-    """Adapter -> its base, checked as far as it can be before one is loaded. Raises ModelError."""
+    """Adapter -> its base, checked as far as it can be before one is loaded. Raises ModelError and ConfigError."""
+    settings.make(BaseSettings)
     models = models_of(settings, team)
     for model in dict.fromkeys(models.values()):
         work_offline_if_unreachable(model)

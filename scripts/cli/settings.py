@@ -22,6 +22,7 @@ from mafrt.config.train_config import (
     TranscriptConfig,
 )
 from mafrt.core.errors import ConfigError
+from mafrt.core.gpus import check_device_name
 
 TRAIN = (PlayConfig, AlgorithmSettings, LearnConfig, TeamConfig, RunConfig, CoachConfig, EngineConfig)
 """The sections of `TrainConfig`, in the order of `--help`."""
@@ -51,6 +52,8 @@ class BaseSettings(Checked):
         super().__post_init__()
         if self.load_in_4bit and self.load_in_8bit:
             raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
+        if self.device is not None:
+            check_device_name(self.device)
 
     @property
     def bits(self) -> Literal[4, 8] | None:

@@ -51,6 +51,7 @@ train_math --sandbox fusion:http://x:99999                      | fusion:http://
 train_search --retriever http://[::1/r                          | give a URL
 train_math --run_dir /proc/x                                    | cannot be written
 train_math --coach openai:gpt --coach_base_url ftp://x          | expected an address
+train_math --device gpu                                         | never run on gpu; give cpu
 train_math --help=1                                             | lists the flags
 train_math help                                                 | stands alone
 train_math ---lr 1                                              | did you mean '--lr'
@@ -284,6 +285,21 @@ train --env sudoku --algorithm own_rules:Clash                      | both have 
 train --env sudoku --coach own_rules:NoJudge                        | lacks judge(self, cases)
 """
 AGAIN = """
+train_math --device CPU                                         | never run on CPU; give cpu
+evaluate --load_path run --device cuda0                         | never run on cuda0; give cpu
+chat run --device auto                                          | never run on auto; give cpu
+train_math --lr 1e-4,1e-5                                       | expected a number
+train_math --lr 0,001                                           | expected a number
+train_math --max_new_tokens 2k                                  | expected a whole number
+train_math --iterations 0x10                                    | expected a whole number
+serve --env sudoku --env_timeout_s 60s                          | expected a number
+serve_team run --port 8000/tcp                                  | expected a whole number
+train_math --algorithm=grpo+kl                                  | did you mean 'grpo'
+train_math --lr_schedule Cosine                                 | choose one of constant
+train_math --dtype torch.bfloat16                               | choose one of float32
+train_math --coach openAI:gpt-4                                 | did you mean 'openai'
+train_math --sandbox Docker                                     | expected bwrap
+train_math --dataset_path data*.csv                             | does not exist
 train_math --profile_path big.json                              | more than 4300 digits
 train_math --LR 1                                               | did you mean '--lr'
 evaluate run                                                    | as in --load_path run
@@ -506,7 +522,7 @@ completion bash zsh                                             | one shell
 """
 LOADED = """
 train_sft --episodes_path run --return_of agent --run_dir x     | take --return_of episode
-train_math --run_dir new --iterations 0 --device nosuch                                       | cannot be used here
+train_math --run_dir new --iterations 0 --device cuda:99                                      | cannot be used here
 train_math --run_dir new --iterations 0 --device cpu --lora_targets nosuch_proj               | no linear layer
 train_math --run_dir new --iterations 0 --device cpu --report_to wandb                        | WANDB_MODE=offline
 train_math --run_dir new --iterations 0 --device cpu --model_name_or_path ./nope              | no model folder
