@@ -134,6 +134,7 @@ def serve(argv: Sequence[str]) -> int:
 def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[dict[str, str]]]:
     """The words that start a server, but for its port, and the environment variables of each."""
     from mafrt.models.cache_rows import keeps_states
+    from mafrt.models.checkpoint_class import has_towers
     from mafrt.models.pretrained import check_base
 
     team = load_team(settings)
@@ -149,6 +150,7 @@ def command(asked: VllmSettings, settings: Settings) -> tuple[list[str], list[di
     words += ["--model", str(base_folder(asked.model_name_or_path) or asked.model_name_or_path)]
     words += ["--trust-remote-code"] if asked.trust_remote_code else []
     words += ["--host", asked.host]
+    words += ["--language-model-only"] if has_towers(config) else []
     words += ["--enable-lora", "--max-loras", str(adapters), "--max-cpu-loras", str(2 * adapters)]
     words += ["--max-lora-rank", str(room_for_rank(max(ranks))), "--logprobs-mode", "processed_logprobs"]
     words += ["--generation-config", "vllm", "--gpu-memory-utilization", str(share)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.text import shortened
 from mafrt.models import peft_format
@@ -119,7 +119,7 @@ class AdaptedModel:
 
         Raises ConfigError for a target that names none.
         """
-        paths = [*self.linear_paths(), *self.fused]
+        paths = self.adaptable()
         chosen = set[str]()
         for target in targets:
             try:
@@ -132,8 +132,8 @@ class AdaptedModel:
                 # The last part of a path is shown, since a user writes targets that way: q_proj, not model.layers.0...
                 kinds = ", ".join(sorted({self._short(path) for path in paths}))
                 raise ConfigError(
-                    f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
-                    f"expected {ALL_LINEAR}, or some of {kinds or 'none: it has no linear layers'}"
+                    f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name} that text "
+                    f"passes; expected {ALL_LINEAR}, or some of {kinds or 'none: it has no linear layers'}"
                 )
             chosen.update(found)
         return [path for path in paths if path in chosen]
@@ -168,22 +168,25 @@ class AdaptedModel:
                 f"; to leave these out, name the layers in --lora_targets: {names}" if names else "",
             )
 
+    def adaptable(self) -> list[str]:
+        """Paths on which an adapter can act. Towers that read images have layers of the same names, which text never
+        passes."""
+        return [path for path in (*self.linear_paths(), *self.fused) if path not in self.unrouted]
+
     def _named(self, target: str) -> list[str]:
         """Paths that one target means."""
-        paths = [*self.linear_paths(), *self.fused]
+        paths = self.adaptable()
         if target == ALL_LINEAR:
-            return [path for path in paths if self._adaptable(path)]
+            return [path for path in paths if self._by_default(path)]
         if named := [path for path in paths if matches(path, target)]:
             return named
         # A run's args.yaml and a team file may come from anybody, with an expression that takes for ever.
         [row] = full_matches([target], paths)
         return list(compress(paths, row))
 
-    def _adaptable(self, path: str) -> bool:
+    def _by_default(self, path: str) -> bool:
         """Whether `all-linear` means a layer: one of a decoder block, and no router of experts."""
         block = BLOCK.search(path)
-        if path in self.unrouted:
-            return False
         if self.model.config.model_type in NO_OUT_PROJ and path.endswith(".out_proj"):
             return False
         return block is not None and path.startswith(self._decoder) and not self._of_router(path)
@@ -355,9 +358,18 @@ class AdaptedModel:
         self.bump(name)
 
     def _read(self, folder: str | Path) -> peft_format.PeftFolder:
-        return peft_format.read(
+        found = peft_format.read(
             *(Path(folder), self._stored), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
         )
+        if idle := self.unrouted.intersection(found.shape.layers):
+            kinds = ", ".join(sorted(set(map(self._short, idle))))
+            if any(path.startswith(self._decoder) for path in idle):
+                raise CheckpointError(
+                    f"{folder} adapts {kinds}, on which no adapter acts here, as not every token passes these layers; "
+                    "merge it into the base"
+                )
+            log.warning("%s: text never passes %s of it, which do nothing here", folder, kinds)
+        return found
 
     def targets_of(self, name: str, folder: str | Path) -> tuple[str, ...]:
         """Paths of what a PEFT folder of the adapter adapts. Raises CheckpointError as `load_adapter`."""

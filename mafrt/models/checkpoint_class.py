@@ -53,6 +53,11 @@ FORMS: dict[str, tuple[type, str]] = {
 """fields of config.json that are read here, and what they are"""
 
 
+def has_towers(config: Any) -> bool:
+    """Whether a configuration is of a model that reads images or sound beside text."""
+    return config.get_text_config() is not config
+
+
 def read_config(name: str, path: str) -> dict[str, Any]:
     """The content of config.json, of a folder or a hub id; empty where it cannot be read (loading says why).
 

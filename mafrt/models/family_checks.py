@@ -19,6 +19,7 @@ from mafrt.core.errors import ModelError
 from mafrt.core.text import error_line
 from mafrt.models import delta_rule, logprobs
 from mafrt.models.adapter_routing import AdapterRouting
+from mafrt.models.checkpoint_class import has_towers
 from mafrt.models.compute import compute_for
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ def settle(base: Any) -> None:
             "on the tokens behind it; expected one that reads from left to right"
         )
     if known:  # its own settings may have it read both ways; all else is tested
+        if has_towers(base.model.config):
+            base.unrouted = _unrouted(base, ids)
         return
     named = base.logit_form
 

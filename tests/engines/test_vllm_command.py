@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers_families import tiny
+from helpers_families import tiny, whole
 from helpers_models import tiny_tokenizer
 from helpers_warm import WarmProcess, start_python
 
@@ -261,14 +261,19 @@ def test_a_base_that_no_trainer_could_load_is_told_before_a_server_is_started(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "kept"), [("lfm2", False), ("llama", True)])
-def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike(family, kept, tmp_path, monkeypatch):
-    """vLLM 0.32 keeps them for prompts in chunks alone, which it cannot do there, and refuses to start."""
-    tiny(family).save_pretrained(tmp_path)
+@pytest.mark.parametrize(("family", "kept", "sees"), [("lfm2", False, False), ("llama", True, False),
+                                                      ("gemma3", True, True), ("llava", True, True)])  # fmt: skip
+def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike_and_no_tower_is_served(
+    family, kept, sees, tmp_path, monkeypatch
+):
+    """vLLM 0.32 keeps states for prompts in chunks alone, which it cannot do there, and refuses to start; for towers it
+    wants the settings of an image processor, which a text needs no more than the towers themselves."""
+    (whole if sees else tiny)(family).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     where = ["--model_name_or_path", str(tmp_path)]
     words, _ = serve_vllm.command(VllmSettings(device="cpu", model_name_or_path=where[1]), COMMAND.read(where))
     assert ("--no-enable-prefix-caching" in words) is not kept
+    assert ("--language-model-only" in words) is sees
     asked = []
 
     def start(settings, name):
@@ -280,6 +285,7 @@ def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike(family, kept, tmp_pat
     with pytest.raises(ModelError, match="no vLLM here"):
         in_process.VllmEngine(SharedBase.load(where[1], device="cpu"), EngineConfig(engine="vllm"))
     assert asked[0]["enable_prefix_caching"] is kept and not asked[0]["enable_chunked_prefill"]
+    assert asked[0].get("language_model_only", False) is sees
 
 
 def test_an_address_of_pydantic_is_no_reason():

@@ -273,6 +273,30 @@ def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_c
     again.load_adapter("a", tmp_path / "again")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "llava"])
+def test_names_of_layers_mean_those_that_text_passes_and_not_those_of_towers(kind, tmp_path, caplog):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForMultimodalLM
+
+    base = SharedBase.load(with_images(kind, tmp_path / "base"), device="cpu", dtype="float32")
+    for number, targets in enumerate((("q_proj", "v_proj"), (".*[qv]_proj",))):
+        base.add_adapter(f"a{number}", LoraSpec(targets=targets), seed=0)
+        assert all("language_model." in path for path in base.adapter_layers(f"a{number}"))
+    tower = next(p for p in base.linear_paths() if re.search("vis", p) and p not in base.adaptable())
+    with pytest.raises(ConfigError, match=r"no linear layer.* that text passes; expected all-linear, or"):
+        base.add_adapter("b", LoraSpec(targets=(tower,)), seed=0)
+    whole = AutoModelForMultimodalLM.from_pretrained(tmp_path / "base", dtype="float32")
+    found = get_peft_model(whole, LoraConfig(target_modules=["q_proj", tower], init_lora_weights=False)).eval()
+    found.save_pretrained(tmp_path / "theirs")
+    base.load_adapter("theirs", tmp_path / "theirs")
+    assert f"text never passes {tower.rsplit('.', 1)[-1]}" in caplog.text
+    ids = torch.randint(5, VOCAB, (2, 9))
+    with torch.no_grad():
+        ours = base.logits(base.forward(ids, None, torch.full((2,), base.adapter_index("theirs"))))
+        assert (ours.log_softmax(-1) - found(input_ids=ids).logits.log_softmax(-1)).abs().max() < 1e-4
+
+
 def text_alone(folder, target):
     """The text of a checkpoint that reads images too, saved as a model of its class for text."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText

@@ -19,7 +19,7 @@ from helpers_families import VOCAB, model_types, tiny, whole, whole_types
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
-from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.own_cache import ModelCachePrompts
@@ -321,6 +321,16 @@ def test_a_layer_that_peft_would_not_find_again_is_refused(monkeypatch):
     monkeypatch.setattr(type(base), "_stored", {"model.layers.0.self_attn.q_proj": ""})
     with pytest.raises(ConfigError, match="PEFT would read under another name"):
         base.add_adapter("ann", LoraSpec(targets=("q_proj",)), seed=0)
+
+
+def test_a_folder_whose_layers_no_adapter_can_act_on_is_refused(tmp_path):
+    base = tiny_base()
+    base.add_adapter("ann", LoraSpec(targets=("q_proj",)), seed=0)
+    base.save_adapter("ann", tmp_path)
+    base.unrouted = frozenset(path for path in base.linear_paths() if path.endswith("0.self_attn.q_proj"))
+    with pytest.raises(CheckpointError, match="adapts q_proj, on which no adapter acts here"):
+        base.load_adapter("bob", tmp_path)
+    assert "bob" not in base.adapters
 
 
 def test_a_family_that_is_known_is_not_tried(monkeypatch):

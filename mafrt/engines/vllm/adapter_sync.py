@@ -158,7 +158,9 @@ class Handover:
         return files
 
     def _bare_files(self) -> dict[str, bytes]:
-        path, (width, out) = next(iter(self.base.linear_paths().items()))
+        shapes = self.base.linear_paths()
+        path = next(path for path in self.base.adaptable() if path in shapes)
+        width, out = shapes[path]
         key_a, key_b = keys(path)
         weights = {key_a: torch.zeros(1, width), key_b: torch.zeros(out, 1)}
         config = {

@@ -33,6 +33,7 @@ from mafrt.engines.vllm.adapter_sync import AdapterVersion, Handover
 from mafrt.engines.vllm.gpu_layout import SHARE, visible
 from mafrt.engines.vllm.watchdog import POLL_S, alive, birth, children, descendants, dismiss, watch, watch_what_starts
 from mafrt.models.cache_rows import keeps_states
+from mafrt.models.checkpoint_class import has_towers
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -96,7 +97,7 @@ class VllmEngine:
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
             "seed": 0,
-        }
+        } | ({"language_model_only": True} if has_towers(base.model.config) else {})
         self._loaded: set[int] = set()
         self._handover = Handover(base)
         self._thread = _OneThread()
