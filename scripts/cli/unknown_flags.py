@@ -57,8 +57,11 @@ def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], 
         return f"There is no {kind} {shown!r}; {said}."
     if others := holders(name):
         alike = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
-        meant = f", or did you mean {dashes + alike[0]!r}?" if alike else "."
-        return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}{meant}"
+        or_else = f", or did you mean {dashes + alike[0]!r}?" if alike else "."
+        return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}{or_else}"
+    meant = synonym(name)
+    if meant is not None and meant.flag is not None and (others := holders(meant.flag)):
+        return f"There is no {kind} {shown!r} here; it is {dashes}{meant.flag} of mafrt {' or '.join(others)}."
     foreign = [other for other in synonyms() if advice(other, known)]
     near = difflib.get_close_matches(name, [*known, *foreign], n=1, cutoff=0.8)
     if near and near[0] not in known:

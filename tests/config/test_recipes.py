@@ -24,6 +24,21 @@ from mafrt.scripts.cli.settings import train_config
 RECIPES = sorted(
     path for path in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml") if "team" not in path.name
 )
+OTHERS = """
+reward_funcs reward_weights scale_rewards loss_type importance_sampling_level epsilon epsilon_high delta beta
+num_iterations steps_per_generation generation_batch_size num_generations num_generations_eval max_completion_length
+min_p mask_truncated_completions sync_ref_model ref_model_mixup_alpha use_vllm vllm_mode vllm_server_base_url
+vllm_server_host vllm_server_port vllm_max_model_length vllm_enable_sleep_mode vllm_gpu_memory_utilization
+vllm_importance_sampling_cap max_tool_calling_iterations log_completions disable_dropout router_aux_loss_coef
+learning_rate warmup_ratio save_strategy eval_strategy logging_steps bf16 tf32 torch_compile use_liger_kernel
+use_cpu data_seed hub_model_id run_name use_dora r load_best_model_at_end overwrite_output_dir target_modules
+target_parameters attn_implementation dataset_config adv_estimator filter_groups rollout_n rollout_is grad_clip
+ppo_mini_batch_size offload_optimizer param_offload reward_model remote_rm_url init_kl_coef seq_len max_async_level
+rollouts_per_example ckpt_interval env_id judge_model judge_prompt fast_inference vf_coef use_popart
+use_recurrent_policy share_policy world_size local_rank
+"""
+"""settings of TRL, PEFT, verl, OpenRLHF, prime-rl, Unsloth and MAPPO, as they are typed"""
+
 MARFT = [
     "seed",
     "env_name",
@@ -100,6 +115,13 @@ def test_every_flag_of_marfts_launch_script_is_taken_or_answered():
     known = COMMAND.read(["--algorithm", "marft"]).values
     unanswered = [flag for flag in MARFT if flag not in known and synonym(flag) is None]
     assert not unanswered
+
+
+def test_what_other_trainers_call_their_main_settings_is_taken_or_answered():
+    from mafrt.scripts.train_math import COMMAND
+
+    known = COMMAND.read(["--algorithm", "grpo"]).values
+    assert not [flag for flag in OTHERS.split() if flag not in known and synonym(flag) is None]
 
 
 @pytest.mark.slow

@@ -523,6 +523,10 @@ completion bash zsh                                             | one shell
 LOADED = """
 train_sft --episodes_path run --return_of agent --run_dir x     | take --return_of episode
 train_math --run_dir new --iterations 0 --device cuda:99                                      | cannot be used here
+train_math --run_dir new --iterations 0 --device nosuch                                       | cannot be used here
+train_math --reward_funcs f.py:f      | it is --reward of mafrt train_tasks
+evaluate --learning_rate 1e-4 --load_path x  | it is --lr of mafrt train or
+train --dataset_path x.jsonl --reward_model Skywork/Reward | here it is --reward (a function, which may load a model
 train_math --run_dir new --iterations 0 --device cpu --lora_targets nosuch_proj               | no linear layer
 train_math --run_dir new --iterations 0 --device cpu --report_to wandb                        | WANDB_MODE=offline
 train_math --run_dir new --iterations 0 --device cpu --model_name_or_path ./nope              | no model folder
