@@ -99,8 +99,8 @@ def counted(episodes: Sequence[Episode]) -> list[Episode]:
 
 def answers_of(episode: Episode) -> Mapping[str, Mapping[str, Any]]:
     """Agent -> key and score of its answer; those of another form, an environment's own, are left out."""
-    told = {name: said for name, said in episode.info.get("answers", {}).items() if isinstance(said, Mapping)}
-    return {name: said for name, said in told.items() if real_number(said.get("score")) is not None}
+    told = {name: answer for name, answer in episode.info.get("answers", {}).items() if isinstance(answer, Mapping)}
+    return {name: answer for name, answer in told.items() if real_number(answer.get("score")) is not None}
 
 
 def episode_lines(episodes: Sequence[Episode], prompts: Mapping[str, str]) -> list[dict[str, Any]]:

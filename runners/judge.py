@@ -57,8 +57,8 @@ def decoder(base: SharedBase) -> Callable[[Sequence[int]], str]:
     tokenizer, ends = base.tokenizer, base.eos_ids
 
     def decode(ids: Sequence[int]) -> str:
-        said = [token for token in ids if token not in ends]
-        return str(tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        answer_ids = [token for token in ids if token not in ends]
+        return str(tokenizer.decode(answer_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 

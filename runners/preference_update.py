@@ -141,7 +141,7 @@ class PreferenceUpdater:
     def _pairs(self, episodes: Sequence[Episode], agents: Sequence[str]) -> list[Record]:
         """Pairs of answers with their reference; the tokens are copies, so the episodes' turns stay as they are."""
         rewards = algorithms.turn_rewards(episodes, self.settings, self.context)
-        said = [
+        turns = [
             RecordedTurn(
                 turn_of(turn.agent, turn.prompt_ids, turn.action_ids, turn.stop, turn.text),
                 episode.group,
@@ -152,7 +152,7 @@ class PreferenceUpdater:
             for turn, reward in zip(episode.turns, own, strict=True)
             if reward is not None and turn.action_ids and turn.agent in agents
         ]
-        pairs = pairs_of(said, self.settings.min_gap)
+        pairs = pairs_of(turns, self.settings.min_gap)
         self.learner.refer(pairs)
         return pairs
 

@@ -50,10 +50,10 @@ def prepare(settings: Settings) -> OfflineTask:
 
         return Dpo(own.beta, own.reference)
 
-    def choose(said: Sequence[RecordedTurn]) -> list[Record]:
+    def choose(turns: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.dpo import pairs_of
 
-        return pairs_of(said, own.min_gap)
+        return pairs_of(turns, own.min_gap)
 
     none = (
         f"no two recorded turns of one agent to one prompt differ in return by more than min_gap ({own.min_gap:g}); "

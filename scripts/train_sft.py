@@ -45,10 +45,10 @@ def prepare(settings: Settings) -> OfflineTask:
 
         return Sft()
 
-    def choose(said: Sequence[RecordedTurn]) -> list[Record]:
+    def choose(turns: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.sft import examples_of
 
-        return examples_of(said, own.min_return)
+        return examples_of(turns, own.min_return)
 
     none = f"no recorded turn has a return of at least min_return ({own.min_return:g}); lower --min_return"
     return OfflineTask(rule, ("response",), choose, none, own.predict != "observations", own.predict != "turns")

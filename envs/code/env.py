@@ -98,11 +98,11 @@ class CodeEnv(Env):
     def step(self, actions: dict[str, str]) -> StepResult:
         [(name, text)] = actions.items()
         reviewing = self.state.reviewing
-        said = self.transition(self.state, actions)
+        following = self.transition(self.state, actions)
         if reviewing:
-            self.state, evidence = self._review(said, text)
+            self.state, evidence = self._review(following, text)
         else:
-            self.state, evidence = self._try(said, text)
+            self.state, evidence = self._try(following, text)
         info: dict[str, Any] = {"state": self.state, "evidence": {name: evidence}}
         if self.state.over:
             info |= {"outcome": self.grade.fraction, "passed": self.grade.passed, "tests": self.grade.total}

@@ -67,12 +67,12 @@ class Flow:
         """The state after an agent spoke: its program is pending, or its turn is over."""
         [(name, text)] = actions.items()
         call = find_code(text)
-        said = replace(state, said=(*state.said, (name, text)))
+        spoken = replace(state, said=(*state.said, (name, text)))
         if isinstance(call, str):
-            return replace(said, pending=call, program=state.program if state.reviewing else call)
+            return replace(spoken, pending=call, program=state.program if state.reviewing else call)
         if state.reviewing:
-            return replace(said, over=True)  # no checks: the Tester has nothing against it
-        return self.failed(said, why_not(text))
+            return replace(spoken, over=True)  # no checks: the Tester has nothing against it
+        return self.failed(spoken, why_not(text))
 
     def ran(self, state: CodeState, output: str) -> CodeState:
         """State after the pending execution succeeded."""

@@ -322,8 +322,8 @@ def _parsed(where: str, what: str, source: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f" in its line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise DataError(f"{where}: {what} is not Python ({said}{line})") from error
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise DataError(f"{where}: {what} is not Python ({message}{line})") from error
 
 
 def _statement(where: str, record: Mapping[str, Any]) -> str:

@@ -170,8 +170,8 @@ class DSBenchEnv(Env):
         # The word alone does not end a stage, since the next agent needs the files; out of turns it gets what there is.
         if (done and not missing) or not left:
             self.handed.append(work)
-            said = (*self.stage.said, (role, text.strip()))
-            self.stage = EpisodeProgress(self.stage.position + 1, said=said)
+            transcript = (*self.stage.said, (role, text.strip()))
+            self.stage = EpisodeProgress(self.stage.position + 1, said=transcript)
             if not self.stage.over:
                 self.opening = self._opening(self.stage)
         else:

@@ -56,17 +56,17 @@ def handed_in(task: TabularTask) -> str:
 
 
 def full_task(
-    role: str, task: TabularTask, shapes: Mapping[str, FileSummary], said: Sequence[tuple[str, str]], lab: bool
+    role: str, task: TabularTask, shapes: Mapping[str, FileSummary], transcript: Sequence[tuple[str, str]], lab: bool
 ) -> str:
     """The opening message of a stage."""
     better = "more" if task.answers.metric.higher else "less"
-    sections = ("Task", "Score", *SECTIONS, *(f"{name} said" for name in (*_DUTIES, *dict(said))))
+    sections = ("Task", "Score", *SECTIONS, *(f"{name} said" for name in (*_DUTIES, *dict(transcript))))
     parts = [
         f"Task: {task.id}\n{quoted(shorten(task.description, PROMPT), sections, inside=False)}",
         f"Score: {task.answers.metric.name} ({better} is better). {handed_in(task)}",
         "Files in the workspace:\n" + "\n".join(f"- {line}" for line in listed(shapes)),
     ]
-    parts += [f"{name} said:\n{quoted(shorten(text, SAID), sections, inside=False)}" for name, text in said]
+    parts += [f"{name} said:\n{quoted(shorten(text, SAID), sections, inside=False)}" for name, text in transcript]
     if lab:
         parts.append(
             f"The module {LAB} is there and imported; its source says what it can do. In short: fill(), code(), "

@@ -100,12 +100,12 @@ class Haggle(Game):
         return f"{told}You are offered {gets}.{final} Say accept, or how many you keep of each."
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        [(agent, said)] = actions.items()
-        if self.last is not None and _ACCEPT.search(said.lower()):
+        [(agent, text)] = actions.items()
+        if self.last is not None and _ACCEPT.search(text.lower()):
             other = self._other(agent)
             rules = self._worth(other, self.last)
             return self._over({other: self.last, agent: self.rest(self.last)}, agent, rules)
-        found = [number for number in list(_NUMBER.finditer(said))[: len(KINDS)] if len(number[0]) == 1]
+        found = [number for number in list(_NUMBER.finditer(text))[: len(KINDS)] if len(number[0]) == 1]
         numbers = tuple(int(number[0]) for number in found)
         legal = len(numbers) == len(KINDS) and all(n <= there for n, there in zip(numbers, self.things, strict=True))
         if not legal or self.made == self.offers:
@@ -114,8 +114,8 @@ class Haggle(Game):
         # Every number is paid for its own kind: the quotation is the offer up to it, which stands in the offer once. To
         # stop behind the last one is worth as much as a number in the mean, or words that nothing is paid for follow.
         worth = self._by_kind(agent, numbers)
-        spans = [(said[: number.end()], points) for number, points in zip(found, worth, strict=True)]
-        if not said[found[-1].end() :].strip():
+        spans = [(text[: number.end()], points) for number, points in zip(found, worth, strict=True)]
+        if not text[found[-1].end() :].strip():
             spans.append(("", sum(worth) / len(worth)))
         info = scored(agent, replace(self._worth(agent, numbers), spans=tuple(spans)))
         self.last, self.made = numbers, self.made + 1

@@ -20,10 +20,10 @@ def legal_play(
         game.rng.seed(f"legal-{seed}-{number}")
         acting, _ = game.reset()
         while acting:
-            said = {agent: game.move(players[agent], agent, rng) for agent in acting}
-            for agent, text in said.items():
+            moves = {agent: game.move(players[agent], agent, rng) for agent in acting}
+            for agent, text in moves.items():
                 yield {"agent": agent, "prompt": str(acting[agent]), "response": text}
-            result = game.step(said)
+            result = game.step(moves)
             acting = {} if result.terminated or result.truncated else dict(result.observations)
 
 

@@ -124,8 +124,8 @@ class TicTacToe(Game):
     def _answer(self) -> None:
         """The scripted opponent moves; an illegal move of the constant player becomes a random one."""
         cells = free_cells(self.board)
-        said = self.move(self.opponent, to_move(self.board), self.rng)  # type: ignore[arg-type]
-        cell = int(said) - 1
+        move = self.move(self.opponent, to_move(self.board), self.rng)  # type: ignore[arg-type]
+        cell = int(move) - 1
         self.board = after(self.board, cell if cell in cells else self.rng.choice(cells))
 
     def shown(self) -> str:
@@ -137,8 +137,8 @@ class TicTacToe(Game):
         return f"You are {to_move(self.board).upper()}.\n{rows}\nSay the number of a free cell."
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        [(seat, said)] = actions.items()
-        match = _NUMBER.search(said)
+        [(seat, text)] = actions.items()
+        match = _NUMBER.search(text)
         cell = int(match[0]) - 1 if match is not None and len(match[0]) == 1 else -1
         if cell not in free_cells(self.board):
             return self._over({seat: -1.0}, None, False, scored(seat, Scored(0.0, "The move is not legal.")))

@@ -220,11 +220,11 @@ def _verdict_on_words(given: str, reference: str) -> bool | None:
     if (word := words(reference)) is not None:
         # math-verify reads words as products of letters, so that anagrams agree; here only equal words do.
         bare = _BARE_WORDS.fullmatch(given)
-        said = words(given) or (bare[1].lower() if bare else None)
-        if said is not None:
+        word_given = words(given) or (bare[1].lower() if bare else None)
+        if word_given is not None:
             own, others = (
                 sorted(re.split(r"\s+and\s+", text.removesuffix("s") if text.startswith("no ") else text))
-                for text in (said, word)
+                for text in (word_given, word)
             )
             return own == others
     return same_time(given, reference)

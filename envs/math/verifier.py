@@ -133,9 +133,9 @@ class Verifier:
         """math-verify's verdict, or None if it could not be had (which is counted)."""
         for last_try in (False, True):
             try:
-                said = self.worker.ask({"given": given, "reference": reference}, self.deadline_s)
-                self.stats.timeouts += bool(said["timeout"])
-                return bool(said["equal"])
+                reply = self.worker.ask({"given": given, "reference": reference}, self.deadline_s)
+                self.stats.timeouts += bool(reply["timeout"])
+                return bool(reply["equal"])
             except TimeoutError:
                 self.stats.timeouts += 1
                 return None

@@ -214,8 +214,8 @@ class OpenEnv(ReplayedEnv[Session]):
             text = _text(next(iter(shown.values())))
         else:
             text = "\n".join(f"{name}: {_text(value)}" for name, value in shown.items())
-        said = len(self._required) == 1 and self._fields.get(self._required[0]) == "string"
-        if not said and agent not in self._chats:
+        takes_text = len(self._required) == 1 and self._fields.get(self._required[0]) == "string"
+        if not takes_text and agent not in self._chats:
             text = f"{text}\n\n{self._form()}".strip()
         return {agent: self._heard(agent, {"role": "user", "content": text or "Begin."})}
 

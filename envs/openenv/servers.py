@@ -178,7 +178,7 @@ class Session:
             if unasked := self._waiting():
                 raise self.broken(f"a message that was not asked for ({shortened(repr(unasked), 40)})")
             self._send(json.dumps({"type": kind, "data": data}))
-            said = self._socket.recv(timeout=self._servers.timeout_s)
+            received = self._socket.recv(timeout=self._servers.timeout_s)
         except LostError:
             raise
         except Exception as error:
@@ -188,7 +188,7 @@ class Session:
             late = isinstance(error, TimeoutError)
             raise self._servers.lost(self.server, why, broken=broken, late=late) from None
         try:
-            reply = parse_json(said)
+            reply = parse_json(received)
         except (DataError, ConfigError, ValueError) as error:
             raise self.broken(f"no JSON ({error_line(error)})") from None
         body = reply.get("data") if isinstance(reply, dict) else None

@@ -26,7 +26,7 @@ from mafrt.core.text import clean_deep, shortened
 from mafrt.core.types import Observation, Sampled, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, Token, before_stop
-from mafrt.environment.chat_api.server import ChatServer, Said
+from mafrt.environment.chat_api.server import ChatServer, OnText
 from mafrt.envs.program.episode import PendingCall, ProgramEnd, ProgramEpisode
 from mafrt.envs.program.runner import Start, command_runner, function_runner, start_error
 from mafrt.envs.tools.strict_calls import held_to_strict
@@ -74,7 +74,7 @@ class ProgramServer:
     def models(self, key: str) -> list[str]:
         return list(self._episode(key).agents)
 
-    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
+    def begin(self, key: str, call: ChatCall, on_text: OnText) -> Future[ChatReply]:
         episode = self._episode(key)
         if call.schema:
             raise ApiError(400, _NO_FORM)

@@ -92,12 +92,12 @@ class ReasoningGym(TaskEnv):
         numbers = {"train": size, "validation": held_out_size, "test": held_out_size}
         question = {"task": self.asked, "numbers": numbers, "split": split, "shift": seed * SHIFT}
         try:
-            said = _WORKER.ask(question, TASKS_S)
+            reply = _WORKER.ask(question, TASKS_S)
         except (TimeoutError, EndedError) as error:
             raise ConfigError(f"reasoning-gym could not make {size} tasks of {name}: {error}.") from error
-        if "unusable" in said:
-            raise ConfigError(said["unusable"])
-        self.name, self.tasks = name, said["tasks"]
+        if "unusable" in reply:
+            raise ConfigError(reply["unusable"])
+        self.name, self.tasks = name, reply["tasks"]
         super().__init__(
             team if team is not None else Team((AgentSpec("solver", PROMPT, with_answer=True),)), **options
         )
@@ -127,7 +127,7 @@ class ReasoningGym(TaskEnv):
             return 0.0
         for last_try in (False, True):
             try:
-                said = _WORKER.ask({"task": self.asked, "place": self.place, "answer": answer}, SCORE_S)
+                reply = _WORKER.ask({"task": self.asked, "place": self.place, "answer": answer}, SCORE_S)
             except TimeoutError:
                 return 0.0
             except EndedError:
@@ -135,9 +135,9 @@ class ReasoningGym(TaskEnv):
                 if last_try:
                     return 0.0
             else:
-                if "unusable" in said:
-                    raise EnvError(said["unusable"])
-                return float(said["score"])
+                if "unusable" in reply:
+                    raise EnvError(reply["unusable"])
+                return float(reply["score"])
         raise AssertionError
 
 

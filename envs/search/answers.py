@@ -39,15 +39,15 @@ def given_answer(text: str) -> str | None:
 
 def exact_match(given: str, golden: Sequence[str]) -> float:
     """1.0 if a golden answer equals the given one after normalisation."""
-    said = normalize(given)  # once: an answer may be long, and golden ones many
-    return float(any(said == normalize(answer) for answer in golden))
+    answer_given = normalize(given)  # once: an answer may be long, and golden ones many
+    return float(any(answer_given == normalize(answer) for answer in golden))
 
 
 def f1(given: str, golden: Sequence[str]) -> float:
     """Highest F1 of the words of the given answer against a golden one."""
-    said = normalize(given)
-    words = Counter(said.split())
-    return max((_f1(said, words, normalize(answer)) for answer in golden), default=0.0)
+    answer_given = normalize(given)
+    words = Counter(answer_given.split())
+    return max((_f1(answer_given, words, normalize(answer)) for answer in golden), default=0.0)
 
 
 def _f1(given: str, words: Counter[str], golden: str) -> float:

@@ -30,15 +30,15 @@ class SearchRules(GradedRules):
         """Whether a passage can hold the answer as its words."""
         return not all(normalize(answer) in WHOLE for answer in self.golden)
 
-    def decision(self, said: bool | None, known: str) -> Scored | None:
+    def decision(self, decided: bool | None, known: str) -> Scored | None:
         """Score of the Verifier's decision, given the passages that are known."""
-        if said is None:
+        if decided is None:
             return Scored(0.0, "There is no decision.")
         if not self.findable:
             return None
         suffices = mentions(known, self.golden)
         what = "hold the answer" if suffices else "do not hold the answer"
-        return Scored(10.0 if said == suffices else 1.0, f"The known passages {what}: {'yes' if said else 'no'}.")
+        return Scored(10.0 if decided == suffices else 1.0, f"The known passages {what}: {'yes' if decided else 'no'}.")
 
     def search(self, output: str, known: str) -> Scored | None:
         """Score of a query by the passages found."""

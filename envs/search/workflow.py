@@ -13,7 +13,7 @@ from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, visible
 from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.workflows.solver_verifier import verdict_of
-from mafrt.envs.workflows.state import TOOL, Key, Said, TaskState, TurnRules, Workflow, view, written
+from mafrt.envs.workflows.state import TOOL, Key, Lines, TaskState, TurnRules, Workflow, view, written
 
 VERIFY, SEARCH, ANSWER, DONE = range(4)
 """Values of `TaskState.position`: the agent that speaks next, in team order."""
@@ -28,9 +28,9 @@ def sufficient(text: str) -> bool | None:
 
     `<verify>yes</verify>` or, as the shipped base writes it, `Verdict: approve`. The last one counts.
     """
-    said = _VERIFIED.findall(text)
-    if said:
-        return bool(said[-1].lower() == "yes")
+    verdicts = _VERIFIED.findall(text)
+    if verdicts:
+        return bool(verdicts[-1].lower() == "yes")
     verdict = verdict_of(text)
     return None if verdict is None else verdict == "approve"
 
@@ -73,9 +73,9 @@ class SearchWorkflow(Workflow):
         self.bounded = all(view.__module__.startswith("mafrt.envs.") for view in self.views.values())
         self.max_steps = 2 * (horizon - 1) + 1
 
-    def _known(self, said: Said, agent: str, names: tuple[str, ...]) -> Said:
+    def _known(self, transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
         """The queries and their passages, without the Verifier's decisions."""
-        return [line for line in said if line[0] != names[VERIFY]]
+        return [line for line in transcript if line[0] != names[VERIFY]]
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
         if state.over or state.position == DONE:
@@ -97,8 +97,8 @@ class SearchWorkflow(Workflow):
         """The passages are known: the next turn begins, or the last one."""
         done = state.round + 1
         last = done + 1 >= self.horizon
-        said = (*state.said, (TOOL, output))
-        return replace(state, said=said, pending=None, round=done, position=ANSWER if last else VERIFY)
+        transcript = (*state.said, (TOOL, output))
+        return replace(state, said=transcript, pending=None, round=done, position=ANSWER if last else VERIFY)
 
     def measures(self, state: TaskState, key: Key) -> dict[str, float]:
         """`searches`: number of searches; `undecided`: share of the Verifier's texts without a decision."""
@@ -112,7 +112,7 @@ class SearchWorkflow(Workflow):
         assert isinstance(rules, SearchRules)
         if name == self.names[ANSWER]:
             return {name: Evidence(rules=rules.answer(text))}
-        known = "\n".join(said for role, said in before.said if role == TOOL)
+        known = "\n".join(passages for role, passages in before.said if role == TOOL)
         if name == self.names[VERIFY]:
             return {name: Evidence(rules=rules.decision(sufficient(text), known))}
         output = answered[0][1] if answered else ""

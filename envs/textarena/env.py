@@ -195,15 +195,15 @@ class TextArena(Env):
                 return ""
             return ""
 
-        said = in_fork(begin)
-        if not said:
+        fault = in_fork(begin)
+        if not fault:
             given = f" with config {shortened(str(config))}" if config else ""
             raise ConfigError(
                 f"textarena's {self.name} does not begin within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory{given}; "
                 "make it smaller, or choose another game."
             )
-        if said[0]:
-            raise ConfigError(said[0])
+        if fault[0]:
+            raise ConfigError(fault[0])
 
     def _made(self, config: dict[str, Any]) -> Any:
         import textarena
@@ -349,14 +349,14 @@ class TextArena(Env):
         if not isinstance(seen, str):  # what is new to the seat: a prompt is all that there is to know
             told = self.told.setdefault(seat, [])
             roles = {**self._roles(), GAME: "GAME"}
-            told += [f"[{roles.get(by, f'Player {by}')}] {said}" for by, said, *_ in seen]
+            told += [f"[{roles.get(by, f'Player {by}')}] {message}" for by, message, *_ in seen]
             seen = "\n".join(told)
         text = seen
         self.addressed = self.addressed or ADDRESSED in text
         if self.brief:
             # A few games hand over their fields in another order, and a text as the kind.
             boards, warnings = (
-                [str(said) for _, said, kind in untold if getattr(kind, "name", "") == own] for own in KINDS
+                [str(message) for _, message, kind in untold if getattr(kind, "name", "") == own] for own in KINDS
             )
             if boards:  # none after an illegal move
                 self.boards[seat] = boards[-1]

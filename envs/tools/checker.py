@@ -31,10 +31,10 @@ class Checker:
 
     def compute(self, expression: str) -> int | float:
         """The value of an arithmetic expression. Raises Failed."""
-        said = self._ask({"do": "compute", "expression": expression})
-        if said.get("fault") is not None:
-            raise Failed(str(said["fault"]))
-        value: int | float = said["value"]
+        reply = self._ask({"do": "compute", "expression": expression})
+        if reply.get("fault") is not None:
+            raise Failed(str(reply["fault"]))
+        value: int | float = reply["value"]
         return value
 
     def schema_fault(self, schema: Mapping[str, Any]) -> str | None:
@@ -47,10 +47,10 @@ class Checker:
 
     def wrong(self, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
         """The first fault of arguments, as a clause; None if they fit. Raises Failed if that cannot be found out."""
-        said = self._ask({"do": "check", "schema": schema, "arguments": arguments})
-        if (fault := said.get("fault")) is None:
+        reply = self._ask({"do": "check", "schema": schema, "arguments": arguments})
+        if (fault := reply.get("fault")) is None:
             return None
-        where = clean_text(str(said.get("where") or ""))
+        where = clean_text(str(reply.get("where") or ""))
         return f"{f' at {where}' if where else ''}: {clean_text(str(fault))}"
 
     def close(self) -> None:
@@ -70,14 +70,14 @@ class Checker:
         # A process that died may have been ended from outside, so that the question is put once more.
         for _ in range(2):
             try:
-                said = self.worker.ask(question, self.reply_s)
+                reply = self.worker.ask(question, self.reply_s)
             except TimeoutError:
                 break
             except EndedError:
                 continue
-            if said["timeout"]:
+            if reply["timeout"]:
                 break
-            return said
+            return reply
         raise late
 
 

@@ -24,10 +24,10 @@ def python(sandbox: str) -> Tool:
 
     def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
         ran, toolbox.files = runner.run_in_workspace(arguments["code"], toolbox.files, QUOTA_MIB, MOST_FILES)
-        said = runner.says(ran) or "The program printed nothing."
+        output = runner.says(ran) or "The program printed nothing."
         if ran.status != "ok":
-            raise Failed(said)
-        return said
+            raise Failed(output)
+        return output
 
     text = "Run a Python program and read what it prints. It sees the files of the workspace."
     return Tool("python", text, parameters({"code": ("string", "the program")}), call, True)

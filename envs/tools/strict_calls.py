@@ -20,16 +20,16 @@ def held_to_strict(call: ChatCall, reply: ChatReply) -> ChatReply:
     """
     if not call.strict:
         return reply
-    for said in parts_of(call, reply)[1]:
-        schema = call.schemas.get(said.name)
-        if said.name not in call.strict or schema is None:
+    for tool_call in parts_of(call, reply)[1]:
+        schema = call.schemas.get(tool_call.name)
+        if tool_call.name not in call.strict or schema is None:
             continue
         if importlib.util.find_spec("jsonschema") is None:
             raise ApiError(400, f"a strict tool needs a package: {install('serve')}")
         if (fault := CHECKER.schema_fault(schema)) is not None:
-            raise ApiError(400, f"the strict tool {said.name!r} has 'parameters' that are no JSON schema: {fault}")
+            raise ApiError(400, f"the strict tool {tool_call.name!r} has 'parameters' that are no JSON schema: {fault}")
         try:
-            fits = CHECKER.wrong(schema, json.loads(said.arguments)) is None
+            fits = CHECKER.wrong(schema, json.loads(tool_call.arguments)) is None
         except Failed:  # it takes too long to find out
             fits = False
         if not fits:

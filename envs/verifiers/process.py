@@ -101,23 +101,23 @@ class Life:
         until = time.monotonic() + START_S
         while True:
             try:
-                said = self._hello.get(timeout=max(0.0, until - time.monotonic()))
+                greeting = self._hello.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 self.end(f"did not import verifiers within {START_S:g} s")
                 raise EnvError(f"env_python {self.python} {self.dead}") from None
-            if said.get("ready"):
+            if greeting.get("ready"):
                 return
-            version = said.get("version")
+            version = greeting.get("version")
             if version is not None:
                 if str(version).startswith(f"{KNOWN}."):
                     continue
                 why = f"has verifiers {shortened(str(version), 40)}, expected {KNOWN}.x; {remedy(self.python)}"
-            elif said.get("missing"):
+            elif greeting.get("missing"):
                 why = f"has no package verifiers; {remedy(self.python)}"
-            elif "error" in said:
-                why = f"cannot import verifiers: {clean_text(str(said['error']))[:600]}"
+            elif "error" in greeting:
+                why = f"cannot import verifiers: {clean_text(str(greeting['error']))[:600]}"
             else:
-                why = f"did not answer as an interpreter of Python: {said.get('dead', 'it wrote something else')}"
+                why = f"did not answer as an interpreter of Python: {greeting.get('dead', 'it wrote something else')}"
             self.end(why)
             raise EnvError(f"env_python {self.python} {why}")
 
@@ -159,8 +159,8 @@ class Life:
     def _last_line(self) -> str:
         lines = bytes(self._wrote).decode("utf-8", "replace").strip().splitlines()
         code = self.process.poll()
-        said = f": {shortened(clean_text(lines[-1]), 300)}" if lines else ""
-        return f"{'' if code is None else f' with code {code}'}{said}"
+        line = f": {shortened(clean_text(lines[-1]), 300)}" if lines else ""
+        return f"{'' if code is None else f' with code {code}'}{line}"
 
     def _sort(self, message: dict[str, Any]) -> None:
         number = message.get("id")
@@ -206,16 +206,16 @@ class Life:
             until = time.monotonic() + LOAD_S
             while True:
                 try:
-                    said = answers.get(timeout=max(0.0, until - time.monotonic()))
+                    reply = answers.get(timeout=max(0.0, until - time.monotonic()))
                 except queue.Empty:
                     self.end("was busy with an environment that does not load")
                     raise EnvError(f"verifiers:{name} did not load within {LOAD_S:g} s") from None
-                if "error" in said:
-                    raise EnvError(f"verifiers:{name} {clean_text(str(said['error']))[:800]}")
-                tasks += [clean_text(str(each)) for each in said.get("tasks") or ()]
+                if "error" in reply:
+                    raise EnvError(f"verifiers:{name} {clean_text(str(reply['error']))[:800]}")
+                tasks += [clean_text(str(each)) for each in reply.get("tasks") or ()]
                 if len(tasks) > MOST_TASKS:
                     raise EnvError(f"verifiers:{name} has more than {MOST_TASKS} tasks; give max_tasks in --env_kwargs")
-                if isinstance(about := said.get("loaded"), dict):
+                if isinstance(about := reply.get("loaded"), dict):
                     agents, untrained = (tuple(map(str, about.get(part) or ())) for part in ("agents", "untrained"))
                     if not tasks or not agents:
                         raise EnvError(f"verifiers:{name} told of no tasks, or of no agents")

@@ -152,10 +152,10 @@ def chat_module(vf: Any) -> types.ModuleType:
                     if not calls:
                         return vf.ProgramResult(0, "", "")
                     for call in calls:
-                        said = await self.called(call, dispatch, open_servers, tool_interception_url, auth)
-                        if said is None:
+                        answer = await self.called(call, dispatch, open_servers, tool_interception_url, auth)
+                        if answer is None:
                             return vf.ProgramResult(0, "", "")
-                        messages.append(compaction.bound_tool_message(said))
+                        messages.append(compaction.bound_tool_message(answer))
 
         async def asked(self, url: str, body: Any, auth: dict[str, str]) -> Any:
             """The reply. A connection that breaks is made again; the mark tells that it is the same call."""

@@ -9,7 +9,7 @@ from typing import Any
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
-from mafrt.envs.workflows.state import INCORRECT, JUDGE, VIEWS, Said, TaskState, TurnRules, Workflow, views_of, written
+from mafrt.envs.workflows.state import INCORRECT, JUDGE, VIEWS, Lines, TaskState, TurnRules, Workflow, views_of, written
 
 
 class Chain(Workflow):
@@ -26,9 +26,9 @@ class Chain(Workflow):
         # A view of the user's own may hang, and then the environment needs a deadline.
         self.bounded = all(view in VIEWS.values() for view in self.views.values())
 
-    def seen(self, said: Said, agent: str) -> Said:
+    def seen(self, transcript: Lines, agent: str) -> Lines:
         """The part of a transcript that an agent sees."""
-        return self.views[agent](said, agent, self.names)
+        return self.views[agent](transcript, agent, self.names)
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
         if state.over:
@@ -45,8 +45,8 @@ class Chain(Workflow):
         if score > 0 or played >= self.horizon:
             return replace(state, round=played, over=True)
         # Said only if asked for: the line tells the team that its answer was wrong, which a user's data may not allow.
-        said = (*state.said, (JUDGE, INCORRECT)) if self.judge_lines else state.said
-        return replace(state, said=said, round=played, position=0)
+        transcript = (*state.said, (JUDGE, INCORRECT)) if self.judge_lines else state.said
+        return replace(state, said=transcript, round=played, position=0)
 
     def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: TurnRules) -> dict[str, Evidence]:
         """Evidence about the latest turn: an answer, or a plan."""

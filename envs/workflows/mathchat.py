@@ -99,7 +99,7 @@ class MathChat(Chain):
         if ran is None:
             return {name: Evidence(output, rules.bad_call(output), {"status": "no call"})}
         by_agent = {name: Evidence(output, rules.program(ran), {"status": ran.status})}
-        plan = next(said for role, said in reversed(before.said) if role == self.planner)
+        plan = next(words for role, words in reversed(before.said) if role == self.planner)
         # A plan that the rules could judge by itself is not judged by the program that followed it.
         if rules.plan(plan) is None:
             by_agent[self.planner] = Evidence(rules=rules.followed(rules.prints_right(ran), "the program"))

@@ -98,17 +98,17 @@ class ProCon(Workflow):
         if state.over:
             return {}
         sides = self.sides_of(state.problem)
-        said = [(sides[name], text) for name, text in state.said]
+        transcript = [(sides[name], text) for name, text in state.said]
         if state.round >= self.horizon:
-            return {name: written(state.problem, said, (PRO, CON), headings=SIDE_LINES) for name in self.jury}
+            return {name: written(state.problem, transcript, (PRO, CON), headings=SIDE_LINES) for name in self.jury}
         name = list(sides)[state.position]
         note = f"You argue {sides[name]}."
-        return {name: written(state.problem, said, (PRO, CON), note, SIDE_LINES)}
+        return {name: written(state.problem, transcript, (PRO, CON), note, SIDE_LINES)}
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         if state.round >= self.horizon:
-            said = tuple((name, actions[name]) for name in self.jury)
-            return replace(state, said=(*state.said, *said), round=state.round + 1)
+            votes = tuple((name, actions[name]) for name in self.jury)
+            return replace(state, said=(*state.said, *votes), round=state.round + 1)
         [(name, text)] = actions.items()
         position = (state.position + 1) % len(self.debaters)
         return replace(state, said=(*state.said, (name, text)), position=position, round=state.round + (position == 0))

@@ -91,15 +91,15 @@ class Router(Chain):
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         name = self._speaker(state)
         following = self.routes.after(name, actions[name])
-        said = (*state.said, (name, actions[name]))
-        ended = following == END or len(said) >= self.routes.max_turns
-        return replace(state, said=said, position=len(self.names) if ended else self.names.index(following))
+        transcript = (*state.said, (name, actions[name]))
+        ended = following == END or len(transcript) >= self.routes.max_turns
+        return replace(state, said=transcript, position=len(self.names) if ended else self.names.index(following))
 
     def answers(self, state: TaskState) -> dict[str, str] | None:
         if not state.said or state.position < len(self.names):
             return None
-        said = latest(state)
-        return {name: said.get(name, "") for name in self.answering}
+        latest_texts = latest(state)
+        return {name: latest_texts.get(name, "") for name in self.answering}
 
     def judged(self, state: TaskState, score: float) -> TaskState:
         return replace(state, round=1, over=True)

@@ -45,30 +45,31 @@ class Debate(Workflow):
         if state.round >= self.horizon:
             assert self.judge is not None
             return {self.judge: written(state.problem, self._for_judge(state), self.names)}
-        said = latest(state)
-        return {name: written(state.problem, self._for_speaker(said, name), self.names) for name in self.speakers}
+        last_texts = latest(state)
+        return {name: written(state.problem, self._for_speaker(last_texts, name), self.names) for name in self.speakers}
 
-    def _for_speaker(self, said: Mapping[str, str], name: str) -> Sequence[tuple[str, str]]:
+    def _for_speaker(self, last_texts: Mapping[str, str], name: str) -> Sequence[tuple[str, str]]:
         # Its own words first, so that an agent knows which of the answers is its own.
-        own = [(name, said[name])] if name in said else []
-        return [*own, *((other, said[other]) for other in self.speakers if other != name and other in said)]
+        own = [(name, last_texts[name])] if name in last_texts else []
+        return [*own, *((other, last_texts[other]) for other in self.speakers if other != name and other in last_texts)]
 
     def _for_judge(self, state: TaskState) -> Sequence[tuple[str, str]]:
-        said = latest(state)
+        last_texts = latest(state)
         # Judges prefer the first answer they read, so the order changes from problem to problem.
         shift = len(state.problem) % len(self.speakers)
-        return [(name, said[name]) for name in (*self.speakers[shift:], *self.speakers[:shift])]
+        return [(name, last_texts[name]) for name in (*self.speakers[shift:], *self.speakers[:shift])]
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         speakers = self.speakers if state.round < self.horizon else (self.judge,)
-        said = (*state.said, *((name, actions[name]) for name in speakers if name is not None))
-        return replace(state, said=said, round=state.round + 1)
+        transcript = (*state.said, *((name, actions[name]) for name in speakers if name is not None))
+        return replace(state, said=transcript, round=state.round + 1)
 
     def answers(self, state: TaskState) -> dict[str, str] | None:
         if state.round < self.max_steps:
             return None
-        said = latest(state)
-        return {self.judge: said[self.judge]} if self.judge is not None else {n: said[n] for n in self.speakers}
+        last_texts = latest(state)
+        names = self.speakers if self.judge is None else (self.judge,)
+        return {name: last_texts[name] for name in names}
 
     def decide(self, answers: Mapping[str, str], key: Key) -> dict[str, str]:
         winner = majority(answers, key)

@@ -81,7 +81,7 @@ class TurnRules(Protocol):
         ...
 
     def plan(self, text: str) -> Scored | None: ...
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored | None: ...
+    def verdict(self, decision: str | None, proposed_right: bool) -> Scored | None: ...
     def program(self, ran: Ran) -> Scored | None: ...
     def bad_call(self, why: str) -> Scored | None: ...
     def report(self, text: str, printed: str | None) -> Scored | None: ...
@@ -99,12 +99,12 @@ class GradedRules:
     def plan(self, text: str) -> Scored | None:
         return None
 
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
+    def verdict(self, decision: str | None, proposed_right: bool) -> Scored:
         """A verdict (`approve`, `reject` or None) on an answer that is right or not."""
-        if said is None:
+        if decision is None:
             return Scored(0.0, "There is no verdict.")
-        good = (said == "approve") == proposed_right
-        return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {said}.")
+        good = (decision == "approve") == proposed_right
+        return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {decision}.")
 
     def program(self, ran: Ran) -> Scored:
         ended = ran.status == "ok"
@@ -223,7 +223,7 @@ class Workflow:
         """Evidence about a turn of `name`, who saw `seen`: an answer, or a plan for one."""
         if name not in self.answering:
             return {name: Evidence(rules=rules.plan(text))}
-        plans = [said for role, said in seen if role in self.names and role not in self.answering]
+        plans = [words for role, words in seen if role in self.names and role not in self.answering]
         return {name: Evidence(rules=rules.answer(text, plans[-1] if plans else None))}
 
 
@@ -232,47 +232,47 @@ def latest(state: TaskState) -> dict[str, str]:
     return {name: text for name, text in state.said if name not in SPEAKS_AS}
 
 
-Said = Sequence[tuple[str, str]]
-View = Callable[[Said, str, tuple[str, ...]], Said]
+Lines = Sequence[tuple[str, str]]
+View = Callable[[Lines, str, tuple[str, ...]], Lines]
 """(transcript, agent that sees it, names in team order) -> the visible part: a name, or a function of one's own."""
 
 
-def see_all(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_all(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """Everything that was said."""
-    return said
+    return transcript
 
 
-def see_problem(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_problem(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """Nothing but the problem."""
     return ()
 
 
-def see_previous(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_previous(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """The turns of the agent that spoke last, with the tool's answers to it and the judge's line."""
-    start = len(said)
-    previous = next((role for role, _ in reversed(said) if role not in SPEAKS_AS), None)
-    while start and said[start - 1][0] in (previous, *SPEAKS_AS):
+    start = len(transcript)
+    previous = next((role for role, _ in reversed(transcript) if role not in SPEAKS_AS), None)
+    while start and transcript[start - 1][0] in (previous, *SPEAKS_AS):
         start -= 1
-    while start < len(said) and said[start][0] in SPEAKS_AS:
+    while start < len(transcript) and transcript[start][0] in SPEAKS_AS:
         start += 1
-    return said[start:]
+    return transcript[start:]
 
 
-def see_predecessors(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_predecessors(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """The latest turn of each agent before it in the team (spatial)."""
-    return [line for _, line in _latest_positions(said, names[: names.index(agent)])]
+    return [line for _, line in _latest_positions(transcript, names[: names.index(agent)])]
 
 
-def see_own(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_own(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """Its own past turns, with what the environment said after them (temporal)."""
-    return [line for _, line in _positions(said, (agent,))]
+    return [line for _, line in _positions(transcript, (agent,))]
 
 
-def see_own_and_predecessors(said: Said, agent: str, names: tuple[str, ...]) -> Said:
+def see_own_and_predecessors(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """Its own past turns, and the latest turn of each agent before it (temporal and spatial)."""
-    own = {position for position, _ in _positions(said, (agent,))}
-    before = {position for position, _ in _latest_positions(said, names[: names.index(agent)])}
-    return [line for position, line in enumerate(said) if position in own | before]
+    own = {position for position, _ in _positions(transcript, (agent,))}
+    before = {position for position, _ in _latest_positions(transcript, names[: names.index(agent)])}
+    return [line for position, line in enumerate(transcript) if position in own | before]
 
 
 VIEWS: Mapping[str, View] = {
@@ -302,20 +302,20 @@ def view(name: str) -> View:
         raise ConfigError(f"sees: {unknown('view', name, VIEWS)}")
     own: View = load_object(name)
     if not callable(own):
-        raise ConfigError(f"sees {name}: expected a function of (said, agent, names), found {own!r}")
+        raise ConfigError(f"sees {name}: expected a function of (transcript, agent, names), found {own!r}")
     return own
 
 
 def written(
-    problem: str, said: Said, names: Sequence[str] = (), note: str | None = None, headings: Sequence[str] = ()
+    problem: str, transcript: Lines, names: Sequence[str] = (), note: str | None = None, headings: Sequence[str] = ()
 ) -> str:
     """`Problem: ...`, the workflow's line `note`, then a line `role: text` for each visible utterance.
 
     None of them can write a line of another, nor one of `headings`: see `mafrt.core.transcript.quoted`.
     """
-    begins = speakers((*names, *dict(said)))
+    begins = speakers((*names, *dict(transcript)))
     first = f"Problem: {quoted(problem, begins, headings=headings)}" + (f"\n{note}" if note else "")
-    return first + "".join(f"\n{role}: {quoted(text, begins, headings=headings)}" for role, text in said)
+    return first + "".join(f"\n{role}: {quoted(text, begins, headings=headings)}" for role, text in transcript)
 
 
 def transcript(state: TaskState, names: Sequence[str]) -> str:
@@ -323,16 +323,16 @@ def transcript(state: TaskState, names: Sequence[str]) -> str:
     return written(state.problem, state.said, names)
 
 
-def _positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
+def _positions(transcript: Lines, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
     """Lines of the agents, and the environment's lines that answer them."""
     chosen, speaker = [], None
-    for position, (role, text) in enumerate(said):
+    for position, (role, text) in enumerate(transcript):
         speaker = speaker if role in SPEAKS_AS else role
         if speaker in agents:
             chosen.append((position, (role, text)))
     return chosen
 
 
-def _latest_positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
-    last = {role: position for position, (role, _) in enumerate(said) if role in agents}
-    return [(position, said[position]) for position in sorted(last.values())]
+def _latest_positions(transcript: Lines, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
+    last = {role: position for position, (role, _) in enumerate(transcript) if role in agents}
+    return [(position, transcript[position]) for position in sorted(last.values())]

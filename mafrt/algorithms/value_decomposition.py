@@ -154,9 +154,9 @@ def _residuals(
         if settings.residual_weight and (gone or ahead is None):
             for row in members:
                 row.drop(gone or "nonfinite")
-        said = [row for row in members if row.turn.action_ids]
-        now = _q_tot(said, joint) if all(math.isfinite(_own(row)) for row in said) else None
-        if gone and not said:
+        speakers = [row for row in members if row.turn.action_ids]
+        now = _q_tot(speakers, joint) if all(math.isfinite(_own(row)) for row in speakers) else None
+        if gone and not speakers:
             now = None  # a step without words has no value that could stand for its unknown reward
         if gone or ahead is None or now is None:
             residual, residuals[step], ahead = 0.0, 0.0, now
@@ -167,11 +167,11 @@ def _residuals(
     return residuals
 
 
-def _q_tot(said: Sequence[Row], joint: Joint | None) -> float:
+def _q_tot(speakers: Sequence[Row], joint: Joint | None) -> float:
     """Q_tot of a joint step with its actual turns; 0 if the step has no turn."""
-    if joint is not None and said:
-        return next(iter(joint(said[0], [_own(said[0])])))
-    return total(_own(row) for row in said)
+    if joint is not None and speakers:
+        return next(iter(joint(speakers[0], [_own(speakers[0])])))
+    return total(_own(row) for row in speakers)
 
 
 def _own(row: Row) -> float:

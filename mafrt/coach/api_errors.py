@@ -50,24 +50,24 @@ def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> 
         headers: of the reply.
         body: of the reply, parsed where it was JSON.
     """
-    said = f"{status}: {' '.join(str(message)[:2000].split())[:300]}"
+    detail = f"{status}: {' '.join(str(message)[:2000].split())[:300]}"
     details = f"{message} {json.dumps(body, default=str)}"[:20_000]
     no_money = status in (400, 402, 403, 429) and _NO_MONEY.search(details)
     # Providers answer 429 both to haste and to an empty account; waiting helps against the first only.
     if no_money or (status == 429 and _PER_DAY.search(details)):
-        return CallFailedError("dead", f"its quota or credit is used up ({said})", status=status)
+        return CallFailedError("dead", f"its quota or credit is used up ({detail})", status=status)
     if 300 <= status < 400:
         return CallFailedError(
-            "dead", f"it sends to another address; give the one that answers ({said})", status=status
+            "dead", f"it sends to another address; give the one that answers ({detail})", status=status
         )
     if status in _DEAD:
         meaning = {401: "it does not accept the key", 402: "it wants to be paid", 403: "it denies access"}
         return CallFailedError(
-            "dead", f"{meaning.get(status, 'it does not know the model or the address')} ({said})", status=status
+            "dead", f"{meaning.get(status, 'it does not know the model or the address')} ({detail})", status=status
         )
     if status in _TRANSIENT or status >= 500:
-        return CallFailedError("transient", said, status=status, retry_after_s=retry_after(headers, body))
-    return CallFailedError("refused", said, status=status)
+        return CallFailedError("transient", detail, status=status, retry_after_s=retry_after(headers, body))
+    return CallFailedError("refused", detail, status=status)
 
 
 def retry_after(headers: Mapping[str, str], body: Any = None) -> float | None:

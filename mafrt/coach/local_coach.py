@@ -99,7 +99,7 @@ class LocalCoach(Coach):
 
     def _read(self, text: str, ask: JudgeQuestion, *, cut: bool) -> Verdict | UnreadableError:
         try:
-            said = visible(text, opened=True) if self._opened else text
-            return read_reply(said, cut=cut, quoted=ask.quoted, analysis=ask.analysis)
+            reply = visible(text, opened=True) if self._opened else text
+            return read_reply(reply, cut=cut, quoted=ask.quoted, analysis=ask.analysis)
         except UnreadableError as error:
             return error

@@ -23,11 +23,11 @@ _LOOK_S = 0.2
 
 def check_coach(coach: object, name: str = "") -> Coach:
     """`coach`; raises ConfigError unless it is a Coach with a `judge` of its own. `name`: how it was asked for."""
-    said = f"coach {name}" if name else "the coach"
+    title = f"coach {name}" if name else "the coach"
     if not isinstance(coach, Coach):
-        raise ConfigError(f"{said} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
+        raise ConfigError(f"{title} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
     if type(coach).judge is Coach.judge:
-        raise ConfigError(f"{said}{place_of(type(coach))} lacks judge(self, cases); define it.")
+        raise ConfigError(f"{title}{place_of(type(coach))} lacks judge(self, cases); define it.")
     return coach
 
 

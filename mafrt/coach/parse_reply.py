@@ -79,10 +79,10 @@ def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = (), anal
         return read_text(body, quoted, analysis)
     body = in_prose or body
     verdict = read_json(body)
-    said = verdict.score, _joined(verdict.reason)
+    scored = verdict.score, _joined(verdict.reason)
     # By what they say, too: an echo may have other blanks, escapes or order. In prose it may be cited in other words.
     if any(
-        body in other or any(one == said or (in_prose and one[0] == said[0]) for one in _verdicts(other))
+        body in other or any(one == scored or (in_prose and one[0] == scored[0]) for one in _verdicts(other))
         for other in quoted
     ):
         raise UnreadableError("the reply repeats a text that was quoted to the judge")

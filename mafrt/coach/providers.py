@@ -327,29 +327,29 @@ def _check_url(base_url: str | None) -> None:
 def _failure(error: Exception, key: str) -> Exception:
     """An SDK's exception as a CallFailedError; one that is no failure of a call is returned unchanged."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
-    said = _message(body) or str(getattr(error, "message", None) or error)
-    said = said.replace(key, "***") if len(key) > 6 else said
+    detail = _message(body) or str(getattr(error, "message", None) or error)
+    detail = detail.replace(key, "***") if len(key) > 6 else detail
     status = getattr(error, "status_code", None) or (
         getattr(error, "code", None) if type(error).__module__.startswith("google.genai") else None
     )
     if isinstance(status, int) and status >= 300:
         response = getattr(error, "response", None)
         headers: Mapping[str, str] = getattr(response, "headers", None) or {}
-        return failed(status, said, headers, body)
+        return failed(status, detail, headers, body)
     families = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
     name = type(error).__name__
     if type(error).__module__.startswith("google.auth") and name != "TransportError":
-        return CallFailedError("dead", f"Google's credentials cannot be used ({said})")
+        return CallFailedError("dead", f"Google's credentials cannot be used ({detail})")
     if (
         isinstance(error, (OSError, TimeoutError))
         or families & set(_NETWORK)
         or name in ("APIConnectionError", "APITimeoutError", "TransportError")
     ):
-        because = f" {error.__cause__}"[:200] if "onnection" in said and error.__cause__ else ""
-        return CallFailedError("transient", f"no connection, or no whole reply ({name}: {said[:200]}{because})")
+        because = f" {error.__cause__}"[:200] if "onnection" in detail and error.__cause__ else ""
+        return CallFailedError("transient", f"no connection, or no whole reply ({name}: {detail[:200]}{because})")
     if isinstance(error, (ValueError, RecursionError)) or name in ("APIResponseValidationError", "APIError"):
         # Half a JSON text, or none; APIError is Google's for a status such as 204.
-        return CallFailedError("transient", f"a reply that is not JSON ({said[:200]})")
+        return CallFailedError("transient", f"a reply that is not JSON ({detail[:200]})")
     return error
 
 

@@ -177,10 +177,10 @@ def _object(path: str, error: type[MafrtError]) -> Any:
         if not hasattr(value, part):
             own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
             names = [n for n, v in own.items() if isinstance(v, type) or inspect.isfunction(v)]
-            said = (
+            reason = (
                 unknown("class or function", attribute, names) if names else "the module defines no class or function"
             )
-            raise error(f"{path}: {said}")
+            raise error(f"{path}: {reason}")
         value = getattr(value, part)
     if not callable(value):
         raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class or function")

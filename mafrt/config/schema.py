@@ -121,7 +121,7 @@ def describe_parameters(function: Any, parameters: Mapping[str, Any], text: str)
         hints = get_type_hints(function)
     except Exception:  # a name that only type checkers import
         return {}
-    helps = {name: " ".join(said.split()) for name, said in _ARGUMENT.findall(text)}
+    helps = {name: " ".join(words.split()) for name, words in _ARGUMENT.findall(text)}
     described = {}
     for name, parameter in parameters.items():
         default = None if parameter.default is parameter.empty else parameter.default

@@ -139,13 +139,13 @@ class Team:
             )
 
     def chat(
-        self, base: Any, said: str | list[Message], agent: str | None = None, *, seed: int = 0, **sampling: Any
+        self, base: Any, message: str | list[Message], agent: str | None = None, *, seed: int = 0, **sampling: Any
     ) -> dict[str, str]:
         """Put a question to one agent, or let the whole team work on it.
 
         Args:
             base: holds the agents' adapters (`SharedBase`, or `SeveralBases` where one agent is asked).
-            said: the question, or a chat for one agent.
+            message: the question, or a chat for one agent.
             agent: who answers, with its role prompt; None: all speak in turn, each seeing what was said before, as in
                 training with the workflow `chain`.
             seed: sampling follows from it.
@@ -157,7 +157,7 @@ class Team:
         Raises:
             ConfigError: an unknown agent or parameter, or an agent whose adapter the base does not hold.
         """
-        answers: dict[str, str] = declared("mafrt.rollout.ask:chat")(self, base, said, agent, seed=seed, **sampling)
+        answers: dict[str, str] = declared("mafrt.rollout.ask:chat")(self, base, message, agent, seed=seed, **sampling)
         return answers
 
     @staticmethod

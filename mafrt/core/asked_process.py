@@ -55,9 +55,9 @@ class AskedProcess:
             self._asked += 1
             try:
                 self._send(json.dumps({**question, "id": self._asked}).encode() + b"\n")
-                said = self.read(within_s)
-                while said.get("id") != self._asked:  # the reply to a question that Ctrl-C broke off
-                    said = self.read(within_s)
+                reply = self.read(within_s)
+                while reply.get("id") != self._asked:  # the reply to a question that Ctrl-C broke off
+                    reply = self.read(within_s)
             except TimeoutError:
                 self._replace()
                 raise
@@ -68,7 +68,7 @@ class AskedProcess:
                         ended.returncode = self.process.wait(timeout=1)
                 self._replace()
                 raise ended from error
-            return said
+            return reply
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -131,10 +131,10 @@ class AskedProcess:
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         try:
-            said: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
         except ValueError as error:
             raise OSError(f"it sent {line[:80]!r}") from error
-        return said
+        return reply
 
     def _send(self, line: bytes) -> None:
         assert self.process is not None and self.process.stdin is not None

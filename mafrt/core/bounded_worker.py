@@ -105,13 +105,13 @@ def answer_requests(
         if prepare is not None and (made := prepare(request)) is not None:
             reply({**made, "id": request["id"], "timeout": False})
             continue
-        said: Mapping[str, Any] = late
+        answered: Mapping[str, Any] = late
         with contextlib.suppress(OutOfTime):
             try:
                 # It comes again every second: some libraries have handlers that catch everything.
                 signal.setitimer(signal.ITIMER_PROF, cpu_s, 1.0)
-                said = answer(request)
+                answered = answer(request)
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
         # With the request's number, so that a late reply is not taken for the next one's.
-        reply({**(late if out_of_time else said), "id": request["id"], "timeout": out_of_time})
+        reply({**(late if out_of_time else answered), "id": request["id"], "timeout": out_of_time})

@@ -23,13 +23,13 @@ SAID = 65536
 
 def in_fork(*steps: Callable[[], str]) -> list[str]:
     """What the steps return in a fork, one line each; fewer where one raises, dies, or needs more than a trial may."""
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses no thread but its own
         pid = os.fork()
     if pid == 0:
-        _work(steps, told)
-    os.close(told)
+        _work(steps, write_end)
+    os.close(write_end)
     deadline = time.monotonic() + TRIAL_S
     while not os.waitpid(pid, os.WNOHANG)[0]:
         if time.monotonic() > deadline:
@@ -37,8 +37,8 @@ def in_fork(*steps: Callable[[], str]) -> list[str]:
             os.waitpid(pid, 0)
             break
         time.sleep(0.002)
-    os.set_blocking(heard, False)  # another fork may hold the other end
-    with open(heard, "rb") as file:
+    os.set_blocking(read_end, False)  # another fork may hold the other end
+    with open(read_end, "rb") as file:
         return (file.read(SAID) or b"").decode("utf-8", "replace").split("\n")[:-1]
 
 

@@ -22,11 +22,11 @@ class KernelChoice:
     recorded: str | None = None
 
     def __str__(self) -> str:
-        said = f"Kernels of the CPU: {_TITLES[self.name]} ({self.reason})."
+        line = f"Kernels of the CPU: {_TITLES[self.name]} ({self.reason})."
         if self.recorded in (None, self.name):
-            return said
+            return line
         return (
-            f"{said}\nThe run was recorded with those of {_TITLES[self.recorded]}: from here on its numbers differ "
+            f"{line}\nThe run was recorded with those of {_TITLES[self.recorded]}: from here on its numbers differ "
             "from an uninterrupted run's in their last bits."
         )
 

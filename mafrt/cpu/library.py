@@ -68,8 +68,8 @@ def library() -> ctypes.CDLL | None:
     try:
         return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or b""
-        why = said.decode("utf-8", "replace").strip().rpartition("\n")[2] or error
+        printed = getattr(error, "stderr", None) or b""
+        why = printed.decode("utf-8", "replace").strip().rpartition("\n")[2] or error
         log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", why)
         return None
 

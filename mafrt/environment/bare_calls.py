@@ -134,25 +134,25 @@ def calls_of(value: Any, *, tagged: bool) -> list[Call]:
     return [_call(value, tagged=tagged)]
 
 
-def _call(said: Any, *, tagged: bool) -> Call:
+def _call(parsed: Any, *, tagged: bool) -> Call:
     wrong = BadCall(f"{BAD}{FORM}, found something else.")
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         return wrong
-    if inner := _inner(said):
+    if inner := _inner(parsed):
         return _call(inner, tagged=tagged)
-    key = next((key for key in _NAMES if isinstance(said.get(key), str) and said[key].strip()), None)
+    key = next((key for key in _NAMES if isinstance(parsed.get(key), str) and parsed[key].strip()), None)
     if key is None:
         # Apertus writes {NAME: {...}}.
-        [(name, arguments), *more] = list(said.items()) or [("", None)]
+        [(name, arguments), *more] = list(parsed.items()) or [("", None)]
         if not tagged or not name or name in (*_NAMES, *_ARGUMENTS) or more:
             return wrong
         arguments = value_or_text(arguments) if isinstance(arguments, str) else arguments
         return ToolCall(name, arguments) if isinstance(arguments, dict) else wrong
-    name = said[key].strip()
-    if _is_schema(said):
+    name = parsed[key].strip()
+    if _is_schema(parsed):
         return BadCall(f"{BAD}the schema of {name!r} stands where its arguments belong; {FORM}.")
-    given = {other: said[other] for other in _ARGUMENTS if other in said and other != key}
-    others = [other for other in said if other not in given and other != key and other not in _BESIDE]
+    given = {other: parsed[other] for other in _ARGUMENTS if other in parsed and other != key}
+    others = [other for other in parsed if other not in given and other != key and other not in _BESIDE]
     filled = {other: value for other, value in given.items() if value not in (None, "", {})}
     if len(filled) > 1 or (not filled and others):
         return BadCall(

@@ -230,9 +230,9 @@ def _check_fork(session: Session, problems: Breaches) -> None:
                 session.step(actions)
             fork = session.fork()
             for side in (fork, session):
-                for actions, result, said in whole[1 + steps :]:
+                for actions, result, recorded in whole[1 + steps :]:
                     step = side.step(actions)
-                    if (_frozen(step[:4]), _said_of(step)) != (result, said):
+                    if (_frozen(step[:4]), _said_of(step)) != (result, recorded):
                         raise EnvError("it went another way")
             _close(fork, problems)
         except Exception as error:

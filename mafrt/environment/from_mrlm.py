@@ -101,14 +101,14 @@ def is_observation(value: Any) -> bool:
     return isinstance(getattr(value, "messages", None), Sequence) and not isinstance(value, Mapping)
 
 
-def chat_of(observation: Any, before: Sequence[dict[str, str]], said: str | None) -> list[dict[str, str]]:
-    """The chat that an agent sees, after the chat `before` and its own message `said`.
+def chat_of(observation: Any, before: Sequence[dict[str, str]], own_message: str | None) -> list[dict[str, str]]:
+    """The chat that an agent sees, after the chat `before` and its own message `own_message`.
 
     Raises:
         EnvError: a message has no role or no text.
     """
     new = [_as_chat(message) for message in observation.messages]
-    goes_on = said is not None and new and new[0] == {"role": "assistant", "content": said}
+    goes_on = own_message is not None and new and new[0] == {"role": "assistant", "content": own_message}
     return [*before, *new] if goes_on else new
 
 

@@ -193,7 +193,7 @@ def bounded_server(
         """Knows since when it has had nothing to do."""
 
         idle_since: float
-        heard: float
+        last_byte_at: float
         """when its last bytes came"""
         head_bytes: int | None = None
         """of a head that is not whole"""

@@ -72,9 +72,9 @@ class PlainEnv(AdaptedEnv):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         given: Any = dict(actions) if self._by_name else [actions[agent] for agent in self.agents]
-        said = actions[self.agents[0]] if not self._by_name and len(self.agents) == 1 else None
-        if said is not None:
-            given = said if self._shown is None else from_mrlm.message_of(said, self._shown)
+        text = actions[self.agents[0]] if not self._by_name and len(self.agents) == 1 else None
+        if text is not None:
+            given = text if self._shown is None else from_mrlm.message_of(text, self._shown)
         with self._own_generators():
             result = self.inner.step(given)
         if isinstance(result, tuple) and len(result) == 2 and from_mrlm.is_observation(result[0]):
@@ -88,18 +88,18 @@ class PlainEnv(AdaptedEnv):
         over = terminated or truncated
         known = dict(info) if isinstance(info, Mapping) else {}
         return StepResult(
-            {} if over else self._observed(observation, said),
+            {} if over else self._observed(observation, text),
             self._rewards(reward, actions),
             terminated,
             truncated,
             known,
         )
 
-    def _observed(self, result: Any, said: str | None = None) -> dict[str, Observation]:
-        """The observations of the agents that act next; `said`: what the only agent said before."""
+    def _observed(self, result: Any, message: str | None = None) -> dict[str, Observation]:
+        """The observations of the agents that act next; `message`: what the only agent said before."""
         self._by_name = isinstance(result, Mapping)
         if from_mrlm.is_observation(result):
-            self._shown, self._chat = result, from_mrlm.chat_of(result, self._chat, said)
+            self._shown, self._chat = result, from_mrlm.chat_of(result, self._chat, message)
             return dict.fromkeys(self.agents, self._chat)
         if isinstance(result, Mapping):
             return dict(result)

@@ -25,12 +25,12 @@ TRIED_TEXTS = (
 
 def check_tokenizer_ends(name: str, tokenizer: Any) -> None:
     """Raise ModelError for a chat template or tokenizer that does not end, dies, or fills the memory."""
-    said = forked_trial.in_fork(lambda: _fill_in(tokenizer), lambda: _encode(tokenizer))
-    if len(said) < 2:
+    passed = forked_trial.in_fork(lambda: _fill_in(tokenizer), lambda: _encode(tokenizer))
+    if len(passed) < 2:
         raise ModelError(
-            f"the {('chat template', 'tokenizer')[len(said)]} of the model {name!r} does not end within "
+            f"the {('chat template', 'tokenizer')[len(passed)]} of the model {name!r} does not end within "
             f"{forked_trial.TRIAL_CPU_S} s, or needs more than {forked_trial.TRIAL_MIB} MiB of memory, for "
-            f"{('a chat of four words', 'runs of one character')[len(said)]}; take another copy"
+            f"{('a chat of four words', 'runs of one character')[len(passed)]}; take another copy"
         )
 
 

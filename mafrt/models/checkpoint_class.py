@@ -250,14 +250,14 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
             return f"has a config.json that describes {described} numbers, and its weights are {held}"
         return ""
 
-    said = in_fork(fault)
-    if not said:
+    faults = in_fork(fault)
+    if not faults:
         raise ModelError(
             f"the model {name!r} is not laid out within {TRIAL_CPU_S} s and {TRIAL_MIB} MiB of memory, as its "
             "config.json and its weights describe it; take another copy"
         )
-    if said[0]:
-        raise ModelError(f"the model {name!r} {said[0]}; take both from one model")
+    if faults[0]:
+        raise ModelError(f"the model {name!r} {faults[0]}; take both from one model")
 
 
 def check_token_ids(name: str, folder: Path, config: Mapping[str, Any]) -> None:

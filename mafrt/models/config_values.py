@@ -47,9 +47,9 @@ def check_values(name: str, config: Mapping[str, Any], own: Any, tokenizer: Any,
             if field in ("dtype", "torch_dtype") and str(value or "auto").removeprefix("torch.") not in FORMATS:
                 raise _wrong(name, field, value, f"one of {', '.join(FORMATS[:3])}")
     rows = getattr(own.get_text_config(), "vocab_size", None)
-    said = _generation(name, folder)
+    generation = _generation(name, folder)
     ends = [("config.json", part.get("eos_token_id")) for part in parts]
-    ends += [("generation_config.json", said.get("eos_token_id")), ("tokenizer", tokenizer.eos_token_id)]
+    ends += [("generation_config.json", generation.get("eos_token_id")), ("tokenizer", tokenizer.eos_token_id)]
     for file, value in ends:
         for token in value if isinstance(value, list) else [value]:
             known = type(token) is int and token >= 0 and not (isinstance(rows, int) and token >= rows)

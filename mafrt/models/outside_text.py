@@ -197,14 +197,14 @@ def _openings(tokenizer: Any) -> list[str]:
     """What the chat template writes before the words of a system, a user, an assistant, and a user again."""
 
     for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
-        said = ("AAqAA", "BBqBB", "CCqCC", "DDqDD")[: len(roles)]
-        chat = [{"role": role, "content": words} for role, words in zip(roles, said, strict=True)]
-        places = [(text := filled(tokenizer, chat)).find(words) for words in said]
+        contents = ("AAqAA", "BBqBB", "CCqCC", "DDqDD")[: len(roles)]
+        chat = [{"role": role, "content": words} for role, words in zip(roles, contents, strict=True)]
+        places = [(text := filled(tokenizer, chat)).find(words) for words in contents]
         if -1 in places or places != sorted(places):
             continue
         # Without a system's message the first opening may hold a text of the template's own.
         openings = [text[: places[0]]] if roles[0] == "system" else []
-        for size, (words, place, end) in enumerate(zip(said, places, places[1:], strict=False), 1):
+        for size, (words, place, end) in enumerate(zip(contents, places, places[1:], strict=False), 1):
             between = text[place + len(words) : end]
             # Less what ends the message before, unless that is all there is.
             rest = between.removeprefix(filled(tokenizer, chat[:size]).rpartition(words)[2])
@@ -369,9 +369,9 @@ def encode_outside(tokenizer: Any, text: str, keep: Collection[str] = ()) -> lis
 
 def answer_text(tokenizer: Any, ids: Sequence[int], ends: Collection[int]) -> str:
     """The text of sampled tokens without the end token that closes it; an id that stands for no text is U+FFFD."""
-    said = list(ids[:-1] if len(ids) and ids[-1] in ends else ids)
+    answer_ids = list(ids[:-1] if len(ids) and ids[-1] in ends else ids)
     text, piece = "", []
-    for token, word in zip(said, tokenizer.convert_ids_to_tokens(said), strict=True):
+    for token, word in zip(answer_ids, tokenizer.convert_ids_to_tokens(answer_ids), strict=True):
         if word:
             piece.append(token)
         else:

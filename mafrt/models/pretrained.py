@@ -39,12 +39,12 @@ def check_device(device: str | torch.device | None) -> torch.device:
         found = torch.device(asked)
         torch.empty(0, device=found)
         # One of another generation than the build takes tensors, and fails at the first kernel.
-        said = unusable_gpu(asked) if gpu else None
+        reason = unusable_gpu(asked) if gpu else None
     except (RuntimeError, AssertionError) as error:
-        said = unusable_gpu() if gpu else None
-        said = said or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
-    if said is not None:
-        raise ConfigError(f"device {asked!r} cannot be used here: {said}.")
+        reason = unusable_gpu() if gpu else None
+        reason = reason or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
+    if reason is not None:
+        raise ConfigError(f"device {asked!r} cannot be used here: {reason}.")
     return found
 
 
@@ -248,16 +248,16 @@ def _unloadable(name: str, error: BaseException, trust_remote_code: bool) -> Mod
             "read it, and give --trust_remote_code, or take a model that transformers knows"
         )
     # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
-    said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    if said[0].endswith(":"):  # a heading of its validators
-        said[0] = " ".join(said[:2])
-    if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", said[0]):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0].endswith(":"):  # a heading of its validators
+        lines[0] = " ".join(lines[:2])
+    if needed := re.search(r"requires the (?:the )?(\w[\w.-]*) library", lines[0]):
         return ModelError(
             f"the model {name!r} needs the package {needed[1]}, which is not installed, even where only its text is "
             f"used; install it (pip install {needed[1]}), or take a model of the family for text alone"
         )
     return ModelError(
-        f"the model {name!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
+        f"the model {name!r} cannot be loaded: found {lines[0][:300]!r}; expected a folder with "
         "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
     )
 

@@ -44,7 +44,7 @@ def generate(
 
 
 def chat(
-    team: Team, base: Bases, said: Observation, agent: str | None = None, *, seed: int = 0, **sampling: Any
+    team: Team, base: Bases, message: Observation, agent: str | None = None, *, seed: int = 0, **sampling: Any
 ) -> dict[str, str]:
     """`Team.chat`."""
     for name in team.names if agent is None else (agent,):
@@ -55,15 +55,15 @@ def chat(
     how = {name: _sampling(_own_sampling(team, name), sampling) for name in team.names}
     if agent is not None:
         spec, own = team.agent(agent), base.of_agent(agent)
-        ids = encode_prompt(own.tokenizer, spec.prompt, said, spec.prompt_at)
+        ids = encode_prompt(own.tokenizer, spec.prompt, message, spec.prompt_at)
         [made] = own.engine.generate([Request(ids, spec.adapter, how[agent], seed)])
         return {agent: made.text}
-    if not isinstance(said, str):
+    if not isinstance(message, str):
         raise ConfigError("found a list of messages for the whole team; give it a text, or name one agent")
     bases = {id(base.of_agent(name)) for name in team.names}
     if len(bases) > 1:
         raise ConfigError("the agents sit on several bases; name one agent, or use mafrt chat")
-    task = declared("mafrt.envs.math.tasks:Task")("asked", said, "0")
+    task = declared("mafrt.envs.math.tasks:Task")("asked", message, "0")
     env: Env = declared("mafrt.envs.math:MathEnv")(team=team, tasks=[task])
     main = base.main
     player = Player(main.engine, main.tokenizer, team, how, main.context_window)

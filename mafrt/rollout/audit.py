@@ -73,7 +73,7 @@ def fill_audits(
     for number, (episode, turn) in enumerate(sample):
         for alternative in range(ALTERNATIVES + 1):
             for replay in range(REPLAYS):
-                said = _recorded(player, turn) if alternative == 0 else others[number][alternative - 1]
+                request_and_answer = _recorded(player, turn) if alternative == 0 else others[number][alternative - 1]
                 key = f"{number:06d}/{alternative}/{replay}"
                 again = seed_of(seed, "audit", episode.id, turn.turn, replay)
                 try:
@@ -81,7 +81,7 @@ def fill_audits(
                 except EnvError:
                     continue
                 beside = [other for other in episode.turns if other.env_step == turn.env_step and other is not turn]
-                answers = {other.agent: _recorded(player, other) for other in beside} | {turn.agent: said}
+                answers = {other.agent: _recorded(player, other) for other in beside} | {turn.agent: request_and_answer}
                 tried.append(_Continuation(number, alternative, replay, live, answers))
     single = player.sampling_as(player.sampling)
     given = {trial.live.key: trial.answers for trial in tried}
@@ -119,8 +119,8 @@ def _request(player: Player, turn: Turn, seed: int) -> Request:
 
 
 def _recorded(player: Player, turn: Turn) -> tuple[Request, Completion]:
-    said = Completion(turn.action_ids, turn.logprobs, turn.stop, turn.text, turn.adapter_version)
-    return _request(player, turn, 0), said
+    completion = Completion(turn.action_ids, turn.logprobs, turn.stop, turn.text, turn.adapter_version)
+    return _request(player, turn, 0), completion
 
 
 def _alternatives(player: Player, turns: Sequence[Turn], seed: int) -> list[list[tuple[Request, Completion]]]:
@@ -130,8 +130,8 @@ def _alternatives(player: Player, turns: Sequence[Turn], seed: int) -> list[list
         for place, turn in enumerate(turns)
         for number in range(ALTERNATIVES)
     ]
-    said = list(zip(requests, player.engine.generate(requests), strict=True)) if requests else []
-    return [said[place * ALTERNATIVES : (place + 1) * ALTERNATIVES] for place in range(len(turns))]
+    answered = list(zip(requests, player.engine.generate(requests), strict=True)) if requests else []
+    return [answered[place * ALTERNATIVES : (place + 1) * ALTERNATIVES] for place in range(len(turns))]
 
 
 def _audit(own: Sequence[_Continuation], returns: Sequence[float], step: int) -> Audit:
@@ -144,9 +144,9 @@ def _audit(own: Sequence[_Continuation], returns: Sequence[float], step: int) ->
     same: list[float] = []
     other: list[float] = []
     for (alternative, replay), text in nexts.items():
-        for (second, again), said in nexts.items():
+        for (second, again), next_text in nexts.items():
             if replay < again:
-                (same if alternative == second else other).append(float(text != said))
+                (same if alternative == second else other).append(float(text != next_text))
     silent = not any(nexts.values())
     influence = None if silent else sum(other) / len(other) - sum(same) / len(same)
     return Audit(gain=centre - sum(alternatives) / len(alternatives), noise=noise, influence=influence)

@@ -48,7 +48,7 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
             spec = team.agent(follower.agent)
             seen = follower.observation
             assert seen is not None
-            own = [said for said in follower.own_turns if observation[said[0]] == seen[said[0]]]
+            own = [own_turn for own_turn in follower.own_turns if observation[own_turn[0]] == seen[own_turn[0]]]
             prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at, own)
             shown.append(turn)
             after.append(follower)
@@ -62,9 +62,9 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
 
 def _next_without(turn: Turn, turns: Sequence[Turn], names: Sequence[str]) -> tuple[Turn, Observation] | None:
     """The first turn of a later step that shows `turn`, and its observation without it; None if there is none."""
-    said = [text for text in (turn.text.strip(), visible(turn.text).strip()) if text]
+    texts_said = [text for text in (turn.text.strip(), visible(turn.text).strip()) if text]
     # A transcript quotes a turn that holds a speaker's line.
-    texts = [*said, *(quoted(text, speakers(names)) for text in said)]
+    texts = [*texts_said, *(quoted(text, speakers(names)) for text in texts_said)]
     for later in turns:
         if later.env_step <= turn.env_step or later.observation is None or not later.action_ids:
             continue

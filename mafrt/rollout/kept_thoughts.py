@@ -35,21 +35,21 @@ def own_turns(
     if isinstance(seen, str):
         return []
     places = [place for place, message in enumerate(seen) if message["role"] == "assistant" and place]
-    said = [_meaning(seen[place]["content"]) for place in places]
+    in_history = [_meaning(seen[place]["content"]) for place in places]
     own = [turn for turn in turns if turn.agent == agent and turn.action_ids]
-    heard = [_meaning(visible(agent, turn.text)) for turn in own]
-    pairs = _aligned(said, heard)
-    if len(pairs) < len(heard):  # histories are cut at their beginning
-        last = _aligned(said[::-1], heard[::-1])
+    by_turns = [_meaning(visible(agent, turn.text)) for turn in own]
+    pairs = _aligned(in_history, by_turns)
+    if len(pairs) < len(by_turns):  # histories are cut at their beginning
+        last = _aligned(in_history[::-1], by_turns[::-1])
         if len(last) >= len(pairs):
-            pairs = [(len(said) - 1 - a, len(heard) - 1 - b) for a, b in reversed(last)]
+            pairs = [(len(in_history) - 1 - a, len(by_turns) - 1 - b) for a, b in reversed(last)]
     return [(places[a], own[b].action_ids) for a, b in pairs]
 
 
-def _aligned(said: Sequence[Any], heard: Sequence[Any]) -> list[tuple[int, int]]:
+def _aligned(in_history: Sequence[Any], by_turns: Sequence[Any]) -> list[tuple[int, int]]:
     pairs, begin = [], 0
-    for number, text in enumerate(heard):
-        place = next((place for place in range(begin, len(said)) if said[place] == text), None)
+    for number, text in enumerate(by_turns):
+        place = next((place for place in range(begin, len(in_history)) if in_history[place] == text), None)
         if place is not None:
             pairs.append((place, number))
             begin = place + 1

@@ -187,7 +187,7 @@ def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: Ow
         marked[place]["content"] = f"{name}{place}Z"
     ids: list[int] = []
     kept: list[tuple[int, Sequence[int]]] = []
-    for place, said in (*own, (len(seen), ())):
+    for place, sampled_ids in (*own, (len(seen), ())):
         try:
             # The prompt as it was when the agent spoke there: its end opens the answer as the template does.
             stand_ins, filled = fill_prompt(tokenizer, system, marked[:place], at)
@@ -203,8 +203,8 @@ def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: Ow
             ids = stand_ins.encode(rest, add_special_tokens=not getattr(tokenizer, "chat_template", None))
         else:
             ids += _without_end(tokenizer, ids[-1], _after(stand_ins, rest))
-        ids += said
-        kept.append((place, said))
+        ids += sampled_ids
+        kept.append((place, sampled_ids))
     return ids
 
 

@@ -73,11 +73,11 @@ class Workspace:
             return done
         self.over_quota += len(refused)
         names = ", ".join(repr(name) for name in list(refused)[:5]) + (" and others" if len(refused) > 5 else "")
-        said = f"[workspace] not kept, {next(iter(refused.values()))}: {names}\n"
+        note = f"[workspace] not kept, {next(iter(refused.values()))}: {names}\n"
         return replace(
             done,
             files={name: content for name, content in done.files.items() if name not in refused},
             missing=(*done.missing, *refused),
             refused={**done.refused, **refused},
-            stderr=done.stderr + ("" if not done.stderr or done.stderr.endswith("\n") else "\n") + said,
+            stderr=done.stderr + ("" if not done.stderr or done.stderr.endswith("\n") else "\n") + note,
         )

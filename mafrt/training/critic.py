@@ -297,10 +297,10 @@ def central_prompts(
         first = episode.turns[0]
         own = (tokenizers or {}).get(first.agent, tokenizer)
         names = speakers({turn.agent for turn in episode.turns})
-        said = own.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
+        transcript = own.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
         for turn in episode.turns:
-            ids = encode_outside(tokenizer, f"{said}\n{turn.agent}:")
+            ids = encode_outside(tokenizer, f"{transcript}\n{turn.agent}:")
             room = max(context_window - len(turn.action_ids), 1)
             prompts[-1].append(list(ids[-room:]))
-            said += f"\n{turn.agent}: {quoted(turn.text, names)}"
+            transcript += f"\n{turn.agent}: {quoted(turn.text, names)}"
     return prompts

@@ -386,6 +386,6 @@ class Learner:
 def _out_of_memory(error: RuntimeError) -> bool:
     """Whether memory ran out. Torch's allocator on CUDA has a class of its own; CUDA, its libraries and the CPU's
     allocator have only messages."""
-    said = str(error)
+    text = str(error)
     messages = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(message in said for message in messages)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(message in text for message in messages)

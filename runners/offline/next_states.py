@@ -58,16 +58,17 @@ def next_states(
             text = after.get(turn["agent"], next(iter(after.values())))
             agent = team.agent(turn["agent"])
             prompt = encode_prompt(tokenizer, agent.prompt, asked(observation, turn["text"]), agent.prompt_at)
-            said = turn_of(turn["agent"], prompt, closed(tokenizer, text, "eos"), "eos", text)
-            records.setdefault((said.agent, tuple(said.prompt_ids), tuple(said.action_ids)), Record((said,), where))
+            spoken = turn_of(turn["agent"], prompt, closed(tokenizer, text, "eos"), "eos", text)
+            key = (spoken.agent, tuple(spoken.prompt_ids), tuple(spoken.action_ids))
+            records.setdefault(key, Record((spoken,), where))
     return list(records.values()), counts
 
 
-def asked(observation: Observation, said: str) -> list[Message]:
+def asked(observation: Observation, text: str) -> list[Message]:
     """The chat that asks for the next observation: what was seen, the turn, and the question."""
     return [
         *messages_of("", observation),
-        {"role": "assistant", "content": said},
+        {"role": "assistant", "content": text},
         {"role": "user", "content": QUESTION},
     ]
 

@@ -115,8 +115,8 @@ def _read(
     stored: Mapping[str, Any], command: str, known: Mapping[str, Setting], algorithm: str | None, where: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     if library_of(stored) == VERL:
-        answers = {path: said for path in _flat(stored) if (said := advice_on_path(path, known))}
-        told = "; ".join(f"{path}: {said}" for path, said in list(answers.items())[:MOST_ANSWERS])
+        answers = {path: words for path in _flat(stored) if (words := advice_on_path(path, known))}
+        told = "; ".join(f"{path}: {words}" for path, words in list(answers.items())[:MOST_ANSWERS])
         raise ConfigError(f"it is a configuration of verl, which is not read; {told or 'see'} ({PAGE}).")
     fitting = command_of(stored)
     if fitting not in (None, command):

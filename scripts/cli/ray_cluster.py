@@ -319,7 +319,7 @@ class Launcher:
     def _watch(self, nodes: Sequence[Any]) -> int:
         """The exit code of the processes. Raises LostError when one is lost."""
         codes: list[list[int | None]] = [[None] * self.layout.per_node for _ in nodes]
-        heard = [0.0] * len(nodes)
+        reported_at = [0.0] * len(nodes)
         failed_at: float | None = None
         told = False
 
@@ -327,7 +327,7 @@ class Launcher:
             def take(report: ray_node.Report) -> None:
                 for where, line in report.lines:
                     print(line, end="", file=sys.stdout if where == 1 else sys.stderr, flush=True)
-                codes[number], heard[number] = report.codes, time.monotonic()
+                codes[number], reported_at[number] = report.codes, time.monotonic()
                 if None in report.codes:
                     follow(number)
 
@@ -352,7 +352,7 @@ class Launcher:
             if any(ended):
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() > failed_at + LOST_S:
-                    if any(None in part and at < failed_at for part, at in zip(codes, heard, strict=True)):
+                    if any(None in part and at < failed_at for part, at in zip(codes, reported_at, strict=True)):
                         raise LostError("A node of the cluster is silent")
                     return max(code or 0 for code in ended)
             if self.stop.requested and not told:
@@ -472,11 +472,11 @@ class Launcher:
     def _await(self, call: Any, what: str) -> None:
         """Wait for a call, while the servers are watched. Raises LostError."""
         begun = time.monotonic()
-        said = False
+        warned = False
         while not self.ray.wait([call], timeout=0.0)[0]:
             self._turn()
-            if not said and time.monotonic() > begun + CONNECT_S:
-                said = True
+            if not warned and time.monotonic() > begun + CONNECT_S:
+                warned = True
                 print(f"Waiting for {what} ...", flush=True)
             self._refuse_wait(begun + ROOM_S, what)
         self.ray.get(call)

@@ -28,10 +28,10 @@ def advice(name: str, options: Collection[str]) -> str | None:
 def advice_on_path(path: str, options: Collection[str]) -> str | None:
     """The same for a flag, or a dotted name such as `rollout.n`, whose last part may be a setting here."""
     *_, before, last = "", *path.lstrip("-+").split(".")
-    said = advice(f"{before}_{last}", options)
+    found = advice(f"{before}_{last}", options)
     # At the end of a path a letter is no short option, such as -c; `n` is a name.
     named = not before or len(last) > 1 or last == "n"
-    return said or (f"here it is --{last}" if last in options else advice(last, options) if named else None)
+    return found or (f"here it is --{last}" if last in options else advice(last, options) if named else None)
 
 
 def refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
@@ -53,8 +53,8 @@ def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], 
     """
     dashes = "--" if kind == "flag" else ""
     shown = f"{dashes}{name}"
-    if (said := advice(name, known)) is not None:
-        return f"There is no {kind} {shown!r}; {said}."
+    if (found := advice(name, known)) is not None:
+        return f"There is no {kind} {shown!r}; {found}."
     if others := holders(name):
         alike = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
         or_else = f", or did you mean {dashes + alike[0]!r}?" if alike else "."
@@ -101,8 +101,8 @@ def refuse_unknown(
             named = item.lstrip("".join(_DASHES)).split("=")[0].replace("-", "_")
             right = f", as in --{named}" if named in known else ""
             raise ConfigError(f"{item!r} is no flag: flags begin with two hyphens{right}; `--help all` lists them.")
-        if item.startswith("-") and (said := advice(item.lstrip("-"), known)) is not None:
-            raise ConfigError(f"There is no flag {item!r}; {said}.")
+        if item.startswith("-") and (found := advice(item.lstrip("-"), known)) is not None:
+            raise ConfigError(f"There is no flag {item!r}; {found}.")
     if rest:
         before = "" if first is None else f" (values of --{first} may stand before all flags)"
         run = "load_path" in known and (os.sep in rest[0] or os.path.isdir(rest[0]))
@@ -118,8 +118,8 @@ def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:
     Values are not shown, since one may be a key.
     """
     names = [item.split("=")[0] for item in rest if _FLAG.match(item) or _HYDRA.match(item)]
-    answers = {name: said for name in dict.fromkeys(names) if (said := advice_on_path(name, options))}
-    told = "; ".join(f"{name}: {said}" for name, said in answers.items())
+    answers = {name: found for name in dict.fromkeys(names) if (found := advice_on_path(name, options))}
+    told = "; ".join(f"{name}: {found}" for name, found in answers.items())
     if lines := [name for name in names if not name.startswith("-")]:
         few = f"{lines[0]!r} is a line of Hydra" if len(lines) == 1 else f"{', '.join(lines)} are lines of Hydra"
         raise ConfigError(
@@ -128,6 +128,6 @@ def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:
         )
     if len(answers) > 1:
         raise ConfigError(f"There are no flags {', '.join(answers)}. {told}.")
-    for name, said in answers.items():
+    for name, found in answers.items():
         if "." in name:
-            raise ConfigError(f"There is no flag {name!r}; {said}.")
+            raise ConfigError(f"There is no flag {name!r}; {found}.")

@@ -15,7 +15,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.text import shortened
 from mafrt.core.types import Completion
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, before_stop, tokens_of
-from mafrt.environment.chat_api.server import Said
+from mafrt.environment.chat_api.server import OnText
 from mafrt.environment.tool_calls import visible
 from mafrt.envs.tools.strict_calls import held_to_strict
 from mafrt.scripts.serving.trained_team import TrainedTeam
@@ -52,7 +52,7 @@ class TeamAnswers:
         workflow = [TEAM] if self.env is not None and TEAM not in self.team.team.names else []
         return [*self.team.team.names, *workflow]
 
-    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
+    def begin(self, key: str, call: ChatCall, on_text: OnText) -> Future[ChatReply]:
         team = self._team(key, call)
         number = next(self._calls) if call.seed is None else call.number
         seed = seed_of(call.seed or 0, "call", number)
@@ -84,7 +84,7 @@ class TeamAnswers:
         pieces = None
         if call.stream and not call.tool_names:
             ends = team.base.of_agent(call.model).eos_ids
-            pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, said, ends)
+            pieces = TextPieces(team.voices[call.model].tokenizer, call.stop, on_text, ends)
         job = team.queue.submit(request, pieces)
         decode = team.voices[call.model].tokenizer.decode if call.logprobs else None
         pass_on = partial(_pass_on, answer=answer, prompt_tokens=prompt_tokens, call=call, decode=decode, team=team)
@@ -199,17 +199,17 @@ class TextPieces:
     """
 
     def __init__(
-        self, tokenizer: Any, stops: Sequence[str], said: Callable[[str], None], ends: Collection[int] = ()
+        self, tokenizer: Any, stops: Sequence[str], on_text: Callable[[str], None], ends: Collection[int] = ()
     ) -> None:
-        self._tokenizer, self._stops, self._said, self._ends = tokenizer, stops, said, ends
+        self._tokenizer, self._stops, self._said, self._ends = tokenizer, stops, on_text, ends
         self._held = max((len(stop) for stop in stops), default=1) - 1
         """characters at the end that may be the beginning of a stop text"""
         self._done = 0
         """characters handed on"""
 
     def __call__(self, ids: Sequence[int]) -> None:
-        said = ids[:-1] if len(ids) and ids[-1] in self._ends else ids
-        text = self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        answer_ids = ids[:-1] if len(ids) and ids[-1] in self._ends else ids
+        text = self._tokenizer.decode(answer_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         text = before_stop(text, self._stops)[0].rstrip(_HALF)
         certain = text[: len(text) - self._held]
         if len(certain) > self._done:

@@ -69,9 +69,9 @@ class EngineQueue:
         self._thread = threading.Thread(target=self._run, daemon=True, name="mafrt-engine")
         self._thread.start()
 
-    def submit(self, request: Request, said: Callable[[Sequence[int]], None] | None = None) -> Answer:
-        """The completion to come. `said` is called with the tokens so far by an engine that can be stepped."""
-        job = Job(request, said)
+    def submit(self, request: Request, on_tokens: Callable[[Sequence[int]], None] | None = None) -> Answer:
+        """The completion to come. `on_tokens` is called with the tokens so far by an engine that can be stepped."""
+        job = Job(request, on_tokens)
         self._jobs.put(job)
         return job.future
 
@@ -183,6 +183,6 @@ def _tell(batch: RunningBatch, running: dict[int, Job]) -> None:
     """Hand the tokens so far to those who want to hear them."""
     listening = {number: job.said for number, job in running.items() if job.said is not None}
     for row in batch.rows if listening else ():
-        said = listening.get(row.member)
-        if said is not None:
-            said(row.ids)
+        on_tokens = listening.get(row.member)
+        if on_tokens is not None:
+            on_tokens(row.ids)

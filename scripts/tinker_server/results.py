@@ -119,8 +119,8 @@ class Results:
         )
         if not user:
             log.error("a request failed", exc_info=error)
-        said = "the request was cancelled" if isinstance(error, asyncio.CancelledError) else error_line(error)
-        self.finish(result, dumps({"error": said, "category": "user" if user else "server"}), failed=True)
+        message = "the request was cancelled" if isinstance(error, asyncio.CancelledError) else error_line(error)
+        self.finish(result, dumps({"error": message, "category": "user" if user else "server"}), failed=True)
 
     def drop(self, result: Result) -> None:
         """Forget a result."""

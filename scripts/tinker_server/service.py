@@ -527,8 +527,8 @@ class Service:
                     moments = adam.stored(model.adapter.moments, self.base.adapter_parameters(slot))
                 self.checkpoints.write(place, self.base.adapter_files(slot), moments, about)
 
-            said = "save_weights" if kind == "weights" else "save_weights_for_sampler"
-            return save, lambda _: dumps({"type": said, "path": place.path}), False
+            type_name = "save_weights" if kind == "weights" else "save_weights_for_sampler"
+            return save, lambda _: dumps({"type": type_name, "path": place.path}), False
 
         return self.ordered(model, seq, request, make, saves=True)
 

@@ -36,8 +36,8 @@ def read(data: bytes, asked: int, ended: str, stderr: str) -> tuple[list[dict[st
     if len(results) < asked:
         status = ended if ended != "ok" else "timeout" if _late(results) else "error"
         why = "." if status in ("ok", "error") else f" ({status})."
-        said = f"The program ended before all its tests were through{why}"
-        return results, status, "\n".join(part for part in (stderr.strip()[-1000:], said) if part)
+        note = f"The program ended before all its tests were through{why}"
+        return results, status, "\n".join(part for part in (stderr.strip()[-1000:], note) if part)
     if failed is None:
         return results, "ok", ""
     return results, "timeout" if failed["error"] == "OutOfTime" else "error", str(failed.get("trace", ""))[-2000:]

@@ -260,9 +260,9 @@ def _start(settings: Mapping[str, Any], name: str) -> tuple[Any, Any]:
 
 
 def _last_line(error: Exception) -> str:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     # pydantic adds an address to what it found.
-    return next((line for line in reversed(said) if "errors.pydantic.dev" not in line), said[-1])[:300]
+    return next((line for line in reversed(lines) if "errors.pydantic.dev" not in line), lines[-1])[:300]
 
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}

@@ -365,14 +365,14 @@ class ServerEngine:
         known = server.probe or next((other.probe for other in self._servers if other.probe), None)
         if known is None:
             return
-        said = await self._say_probe(client, server)
+        probe = await self._say_probe(client, server)
         # Only up to the first difference, since later tokens follow from other texts.
-        same = next((n for n, (a, b) in enumerate(zip(said.ids, known.ids, strict=False)) if a != b), len(known.ids))
-        gaps = [abs(a - b) for a, b in zip(said.logprobs[:same], known.logprobs[:same], strict=False)]
+        same = next((n for n, (a, b) in enumerate(zip(probe.ids, known.ids, strict=False)) if a != b), len(known.ids))
+        gaps = [abs(a - b) for a, b in zip(probe.logprobs[:same], known.logprobs[:same], strict=False)]
         # Rounding moves a log-prob by far less than .15 nats, and another base by more.
         if not gaps or sum(gaps) / len(gaps) > 0.15:
             raise LostError("it came back with another base")
-        server.probe = said
+        server.probe = probe
 
 
 def _due(server: _Server) -> bool:

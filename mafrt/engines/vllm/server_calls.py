@@ -87,14 +87,14 @@ class ServerCalls:
                 return answer.json() if "json" in answer.headers.get("content-type", "") else {}
             except ValueError:
                 raise LostError("half an answer") from None
-        said = _words(answer)
+        reply = _words(answer)
         if answer.status_code == 404:
-            raise UnknownModelError(said)
+            raise UnknownModelError(reply)
         if answer.status_code in (401, 403):
             raise ConfigError(f"{url} refuses the token ({answer.status_code}); set {TOKEN} to its --api-key.")
         if answer.status_code < 500 and answer.status_code not in (408, 429):
-            raise ConfigError(f"{url} refuses {path} ({answer.status_code}): {said}")
-        raise LostError(f"{answer.status_code}: {said}", answer.status_code)
+            raise ConfigError(f"{url} refuses {path} ({answer.status_code}): {reply}")
+        raise LostError(f"{answer.status_code}: {reply}", answer.status_code)
 
     def client(self) -> httpx.AsyncClient:
         import httpx

@@ -169,8 +169,8 @@ def _messages(given: Any) -> list[Message]:
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
     """Content, tool calls and finish reason of a reply."""
-    words, said = parts_of(call, reply)
-    if not said:
+    words, tool_calls = parts_of(call, reply)
+    if not tool_calls:
         return words, [], "length" if reply.cut else "stop"
     calls = [
         {
@@ -178,7 +178,7 @@ def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str,
             "type": "function",
             "function": {"name": each.name, "arguments": each.arguments},
         }
-        for each in said
+        for each in tool_calls
     ]
     return words or None, calls, "tool_calls"
 
@@ -188,11 +188,11 @@ def _logprobs(call: ChatCall, reply: ChatReply) -> dict[str, Any] | None:
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:
-    said = sum(each.completion_tokens for each in (reply, *reply.others))
+    completion_tokens = sum(each.completion_tokens for each in (reply, *reply.others))
     return {
         "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": said,
-        "total_tokens": reply.prompt_tokens + said,
+        "completion_tokens": completion_tokens,
+        "total_tokens": reply.prompt_tokens + completion_tokens,
     }
 
 

@@ -180,20 +180,20 @@ def _messages(body: Any) -> list[Message]:
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list):
             raise ApiError(400, f"{where}: 'content' must be a text or a list of blocks, found {brief(content)}")
-        said = ""
+        text = ""
         results = [block for block in blocks if role == "user" and _is_result(block)]
         ordered = iter(in_order(asked, [(id_of(block, "tool_use_id", where), block) for block in results], where))
         for place, block in enumerate(blocks):
             there = f"{where}.content[{place}]"
             if role == "user" and _is_result(block):
-                _add(messages, role, said)
-                said = ""
+                _add(messages, role, text)
+                text = ""
                 messages.append({"role": "tool", "content": _result(next(ordered), there)})
             else:
-                said = _with_block(said, block, role, there)
+                text = _with_block(text, block, role, there)
         calls = [block for block in blocks if role == "assistant" and block.get("type") == "tool_use"]
         asked = [id_of(block, "id", where) for block in calls]
-        _add(messages, role, said, needed=not blocks or content == "")
+        _add(messages, role, text, needed=not blocks or content == "")
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message must not be the assistant's: an answer is not begun by its client")
     return messages
@@ -207,19 +207,19 @@ def _add(messages: list[Message], role: str, text: str, *, needed: bool = False)
         messages.append({"role": role, "content": text})
 
 
-def _with_block(said: str, block: Any, role: str, where: str) -> str:
+def _with_block(text: str, block: Any, role: str, where: str) -> str:
     """The text of a message with one more block. Raises ApiError (400)."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text":
-        return said + text_of([block], where)
+        return text + text_of([block], where)
     if kind == "tool_use" and role == "assistant":
         if not isinstance(block.get("input"), dict):
             raise ApiError(400, f"{where}: 'input' must be an object, found {brief(block.get('input'))}")
         refuse_unknown(block, ("type", "id", "name", "input", "cache_control", "caller"), where)
-        return f"{said}\n{written_call(block.get('name'), block['input'], where)}".strip()
+        return f"{text}\n{written_call(block.get('name'), block['input'], where)}".strip()
     if kind == "thinking" and role == "assistant":
         thought = text_of(block.get("thinking"), f"{where}.thinking", needed=True)
-        return said + thought_before(thought)
+        return text + thought_before(thought)
     known = "text, tool_use or thinking" if role == "assistant" else "text or tool_result" if role == "user" else "text"
     found = brief(block if kind is None else kind)
     raise ApiError(400, f"{where} must be a block of type {known}, found {found}; images and files are not supported")
@@ -247,9 +247,11 @@ def _content(call: ChatCall, reply: ChatReply) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": thought, "signature": SIGNATURE})
     if words or not calls:
         blocks.append({"type": "text", "text": words, "citations": None})
-    for said in calls:
+    for tool_call in calls:
         name = f"toolu_{uuid.uuid4().hex[:24]}"
-        blocks.append({"type": "tool_use", "id": name, "name": said.name, "input": json.loads(said.arguments)})
+        blocks.append(
+            {"type": "tool_use", "id": name, "name": tool_call.name, "input": json.loads(tool_call.arguments)}
+        )
     return blocks
 
 

@@ -621,13 +621,13 @@ def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
 def _whole_call(call: ChatCall, text: str) -> SaidCall | None:
     """The call that a text of the call's schema is; None if it is an answer."""
     try:
-        said = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):  # cut
         return None
-    known = isinstance(said, dict) and said.keys() == {"name", "arguments"} and said["name"] in call.tool_names
-    if not known or not isinstance(said["arguments"], dict):
+    known = isinstance(value, dict) and value.keys() == {"name", "arguments"} and value["name"] in call.tool_names
+    if not known or not isinstance(value["arguments"], dict):
         return None
-    return SaidCall(said["name"], clean_text(json.dumps(_finite(said["arguments"]), ensure_ascii=False)))
+    return SaidCall(value["name"], clean_text(json.dumps(_finite(value["arguments"]), ensure_ascii=False)))
 
 
 def _arguments(tool: ToolCall, call: ChatCall) -> str:
@@ -658,9 +658,9 @@ def tokens_of(
     for token, logprob in zip(ids, logprobs, strict=True):
         if length >= len(text):
             break  # the end token, or what a stop text cut off
-        said = decode([token])
-        tokens.append(Token(said, logprob))
-        length += len(said)
+        text_of_token = decode([token])
+        tokens.append(Token(text_of_token, logprob))
+        length += len(text_of_token)
     return tuple(tokens)
 
 

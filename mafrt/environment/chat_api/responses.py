@@ -292,14 +292,14 @@ def _output(call: ChatCall, reply: ChatReply, message_id: str | None = None) -> 
                 message_id or _id("msg"), words, shown_logprobs(reply.tokens) if call.logprobs else [], cut=reply.cut
             )
         )
-    for said in calls:
+    for tool_call in calls:
         items.append(
             {
                 "type": "function_call",
                 "id": _id("fc"),
                 "call_id": f"call_{uuid.uuid4().hex[:24]}",
-                "name": said.name,
-                "arguments": said.arguments,
+                "name": tool_call.name,
+                "arguments": tool_call.arguments,
                 "status": "completed",
             }
         )

@@ -47,7 +47,7 @@ MOST_UNHEARD = 256
 """Answers of an episode that wait for the client to ask again."""
 
 
-Said = Callable[[str], None]
+OnText = Callable[[str], None]
 """Takes a piece of a reply's text that is ready before the whole reply."""
 
 
@@ -61,8 +61,8 @@ class ChatModels(Protocol):
     def models(self, key: str) -> list[str]:
         """Names of models. `key` is the part of the address before `/v1`, empty without one. Raises ApiError."""
 
-    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
-        """Start answering a call. `said` may be called from any thread with pieces of the text. Raises ApiError."""
+    def begin(self, key: str, call: ChatCall, on_text: OnText) -> Future[ChatReply]:
+        """Start answering a call. `on_text` may be called from any thread with pieces of the text. Raises ApiError."""
 
     def count(self, key: str, call: ChatCall) -> int:
         """Tokens of a call's prompt. Raises ApiError."""
@@ -222,15 +222,15 @@ class ChatServer(LocalServer):
         running.follow(shared.future)
         return shared
 
-    def _answers_to(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
+    def _answers_to(self, key: str, call: ChatCall, on_text: OnText) -> Future[ChatReply]:
         """One reply with all answers: each is a call of its own, of which the first shows its pieces."""
         if call.answers == 1:
-            return self.answers.begin(key, call, said)
+            return self.answers.begin(key, call, on_text)
         begun: list[Future[ChatReply]] = []
         try:
             for number in range(call.answers):
                 own = replace(call, number=number, stream=call.stream and not number)
-                begun.append(self.answers.begin(key, own, said))
+                begun.append(self.answers.begin(key, own, on_text))
         except Exception:
             if not self.answers.learns:  # a turn that has begun is answered
                 for future in begun:

@@ -73,6 +73,6 @@ def _use_sklearn() -> None:
     cross_val_score(make_pipeline(columns, LogisticRegression()), frame[["x", "kind"]], frame["y"], cv=2)
     for model in (LogisticRegression(), Ridge(), RandomForestClassifier(2), GradientBoostingRegressor(n_estimators=2)):
         inputs, rest, wanted, truth = train_test_split(frame[["x", "id"]], frame["y"], stratify=frame["y"])
-        said = model.fit(inputs, wanted).predict(rest)
-    accuracy_score(truth, said > 0.5)
-    mean_squared_error(truth, said)
+        predicted = model.fit(inputs, wanted).predict(rest)
+    accuracy_score(truth, predicted > 0.5)
+    mean_squared_error(truth, predicted)
