@@ -21,6 +21,8 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 def check_device_name(device: str) -> None:
     """Raise ConfigError for a device of a kind on which nothing here has ever been computed. Imports nothing."""
     if _DEVICE.fullmatch(device) is None:
+        if device.startswith("cuda:"):
+            raise ConfigError(f"device {shortened(device)!r} cannot be used here: give a GPU by its number, as cuda:0.")
         raise ConfigError(
             f"device {shortened(device)!r} cannot be used here: mafrt computes on CPUs and on GPUs with CUDA or ROCm, "
             f"and was never run on {shortened(device.partition(':')[0])}; give cpu, which also a Mac has, or cuda:0"
@@ -101,5 +103,5 @@ def _runs(kind: str, major: int, minor: int) -> bool:
     """Whether code for `kind` runs on a GPU of this capability: machine code within a generation, PTX on later ones."""
     how, _, digits = kind.partition("_")
     digits = digits.rstrip("af")
-    own = (int(digits[:-1]), int(digits[-1]))
-    return own <= (major, minor) and (how == "compute" or own[0] == major)
+    built_for = (int(digits[:-1]), int(digits[-1]))
+    return built_for <= (major, minor) and (how == "compute" or built_for[0] == major)
