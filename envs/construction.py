@@ -75,6 +75,6 @@ def subset(tasks: Sequence[T], limit: int | None, seed: int, name: str = "train_
 def held_out_note(source: str, train: int, held_out: int) -> str:
     """How a file of the user's was divided."""
     few = "too few to hold any out: they serve for both"
-    kept = f"{held_out} of the last tenth, which is held out" if held_out else few
+    which = f"{held_out} of the last tenth, which is held out" if held_out else few
     rest = "; mafrt evaluate plays the other half" if held_out > 1 else ""
-    return f"Training on {counted(train, 'problems')} of {source}; for evaluation, {kept}{rest}."
+    return f"Training on {counted(train, 'problems')} of {source}; for evaluation, {which}{rest}."

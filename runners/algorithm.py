@@ -50,7 +50,7 @@ class RunAlgorithm:
         derived = {
             "name": settings.name,
             "critic": settings.critic_reads,
-            "reference": any(own.kl_coef > 0 for own in (settings, *self.own.values())),
+            "reference": any(agent_settings.kl_coef > 0 for agent_settings in (settings, *self.own.values())),
             "influence": settings.needs_influence,
             "contribution": settings.needs_contribution,
         }
@@ -134,7 +134,7 @@ def _own_settings(settings: Algorithm, team: Team) -> dict[str, Algorithm]:
     Raises:
         ConfigError: the algorithm does not use it, or the value does not fit the others.
     """
-    own = {}
+    changed_settings = {}
     for agent in team.agents:
         # Loss settings belong to the adapter: an agent that shares it has them too, whichever agent names them.
         changes = team.settings_for(agent.adapter, LOSS_SETTINGS) | agent.given(REWARD_SETTINGS)
@@ -147,8 +147,8 @@ def _own_settings(settings: Algorithm, team: Team) -> dict[str, Algorithm]:
         except ConfigError as error:
             raise ConfigError(f"agent {agent.name!r}: {error}") from error
         assert isinstance(changed, Algorithm)
-        own[agent.name] = changed
-    return own
+        changed_settings[agent.name] = changed
+    return changed_settings
 
 
 def _tree_samples(settings: Algorithm, config: TrainConfig) -> int:

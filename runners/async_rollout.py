@@ -58,8 +58,8 @@ class AsyncRollout(Generic[T]):
         with torch.no_grad():
             for name, copy in self.copies.items():
                 pairs = zip(self.base.adapter_parameters(name), self.base.adapter_parameters(copy), strict=True)
-                for parameter, own in pairs:
-                    own.copy_(parameter)
+                for parameter, copied in pairs:
+                    copied.copy_(parameter)
                 self.base.bump(copy)
                 # Turns then carry the version of the adapter itself, from which `staleness` counts.
                 self.base.versions[copy] = self.base.versions[name]

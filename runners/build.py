@@ -135,8 +135,8 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
     agent, play = team.agent(name), config.play
 
     # None and not falsity decides, since a temperature of 0 is a value.
-    def pick(own: Any, default: Any) -> Any:
-        return default if own is None else own
+    def pick(given: Any, default: Any) -> Any:
+        return default if given is None else given
 
     return SamplingParams(
         max_new_tokens=pick(agent.max_new_tokens, play.max_new_tokens),

@@ -213,10 +213,10 @@ def batch_metrics(
     measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
     metrics |= {f"measure/{name}": value for name, value in measured.items()}
     for name in team.names:
-        own = [turn for turn in turns if turn.agent == name]
-        if own:
-            metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
+        of_agent = [turn for turn in turns if turn.agent == name]
+        if of_agent:
+            metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in of_agent) / len(of_agent)
             # An answer that may have one token only has no rest that could be missing.
-            cut = sum(turn.stop == "length" and len(turn.action_ids) > 1 for turn in own)
-            metrics[f"truncated_share/{name}"] = cut / len(own)
+            cut = sum(turn.stop == "length" and len(turn.action_ids) > 1 for turn in of_agent)
+            metrics[f"truncated_share/{name}"] = cut / len(of_agent)
     return metrics

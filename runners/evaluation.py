@@ -130,21 +130,21 @@ def evaluate(
     Raises:
         EnvError: every episode was lost.
     """
-    own = _ProcessResult()
+    result = _ProcessResult()
     try:
         for kind in plan.passes():
             temperature = 0.0 if kind == "greedy" else plan.temperature
             starts = plan.starts(env, kind, processes)
-            own.add(*_play_pass(env, player, starts, kind, temperature, slots, interrupted), keep)
-            own.cut = interrupted()
-            if own.cut:
+            result.add(*_play_pass(env, player, starts, kind, temperature, slots, interrupted), keep)
+            result.cut = interrupted()
+            if result.cut:
                 break
     except MafrtError as error:
         # The other processes wait in gather(), so an error has to travel through it.
         if processes.size == 1:
             raise
-        own.error = packed_error(error)
-    return _merged([_ProcessResult(**fields) for fields in processes.gather(vars(own))], plan.samples)
+        result.error = packed_error(error)
+    return _merged([_ProcessResult(**fields) for fields in processes.gather(vars(result))], plan.samples)
 
 
 def _play_pass(
@@ -190,9 +190,9 @@ def _merged(results: Sequence[_ProcessResult], samples: int) -> Evaluation | Non
     # Measures of one pass only, or greedy answers would weigh as a further sample.
     first = "sampled" if scores else "greedy"
     measures = measures_of([measured for name, _, _, measured in scored if name.startswith(first)])
-    kept = [records.unpack_episode(record) for result in results for record in result.kept]
-    kept.sort(key=lambda episode: episode.id)
-    return Evaluation(scores, greedy_scores, samples, lost, measures, kept)
+    episodes = [records.unpack_episode(record) for result in results for record in result.kept]
+    episodes.sort(key=lambda episode: episode.id)
+    return Evaluation(scores, greedy_scores, samples, lost, measures, episodes)
 
 
 @dataclass

@@ -236,8 +236,8 @@ def _base_record(base: SharedBase, name: str) -> BaseRecord:
     folder = base_folder(base.name) or Path(base.name).expanduser()
     local = folder.is_dir()
     config, header = base_hashes(folder) if local else (None, None)
-    own = local and folder != TEACHING_BASE
-    return BaseRecord(name, base.fingerprint(), config, header, str(folder.resolve()) if own else None)
+    is_local = local and folder != TEACHING_BASE
+    return BaseRecord(name, base.fingerprint(), config, header, str(folder.resolve()) if is_local else None)
 
 
 def _machine(base: SharedBase) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def check_limits(config: TrainConfig, team: Team, models: Mapping[str, str], *, 
     """
     refuse_absurd(config.flat())
     for agent in team.agents:
-        own = {} if agent.lora is None else {"lora_rank": agent.lora.rank, "lora_alpha": agent.lora.alpha}
-        refuse_absurd(vars(agent) | own, f"agent {agent.name!r}: ")
+        shape = {} if agent.lora is None else {"lora_rank": agent.lora.rank, "lora_alpha": agent.lora.alpha}
+        refuse_absurd(vars(agent) | shape, f"agent {agent.name!r}: ")
         _check_sizes(config, agent, models[agent.adapter], tokens_given=tokens_given)
 
 

@@ -148,8 +148,8 @@ class PreferenceUpdater:
                 reward,
                 episode.id,
             )
-            for episode, own in zip(episodes, rewards, strict=True)
-            for turn, reward in zip(episode.turns, own, strict=True)
+            for episode, rewards_of_turns in zip(episodes, rewards, strict=True)
+            for turn, reward in zip(episode.turns, rewards_of_turns, strict=True)
             if reward is not None and turn.action_ids and turn.agent in agents
         ]
         pairs = pairs_of(turns, self.settings.min_gap)

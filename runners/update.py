@@ -122,10 +122,10 @@ class Updater:
                 metrics |= ratio.spread(agent)
             group_metrics = self.learner.update(turns, group, iteration, ratio.weights(), **how)
             metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in group_metrics.items()}
-            own = [position for position, turn in enumerate(turns) if turn.agent in group and turn.action_ids]
-            new_logprobs = self.learner.logprobs([turns[position] for position in own], plan.adapters)
+            positions = [position for position, turn in enumerate(turns) if turn.agent in group and turn.action_ids]
+            new_logprobs = self.learner.logprobs([turns[position] for position in positions], plan.adapters)
             # Log-probs after this group's update weight the groups that follow.
-            ratio.update(zip(own, new_logprobs, strict=True))
+            ratio.update(zip(positions, new_logprobs, strict=True))
         return metrics | ratio.metrics()
 
     @property

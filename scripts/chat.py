@@ -60,8 +60,8 @@ class Conversation:
 
     @property
     def names(self) -> list[str]:
-        own = list(self.team.team.names)
-        return [*own, "team"] if self.env is not None and "team" not in own else own
+        names = list(self.team.team.names)
+        return [*names, "team"] if self.env is not None and "team" not in names else names
 
     def choose(self, name: str) -> None:
         """Talk to another agent from now on. Raises ConfigError for an unknown one."""

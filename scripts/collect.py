@@ -146,14 +146,14 @@ def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Reco
     if not settings.per_task:
         return good
     taken: dict[str, int] = {}
-    kept = []
+    episodes_chosen = []
     # From the end, since later episodes come from a team that has learnt more.
     for episode in reversed(good):
         task = str((episode.content.get("info") or {}).get("task") or episode.group)
         taken[task] = taken.get(task, 0) + 1
         if taken[task] <= settings.per_task:
-            kept.append(episode)
-    return kept[::-1]
+            episodes_chosen.append(episode)
+    return episodes_chosen[::-1]
 
 
 def wanted(turn: dict[str, Any], settings: CollectSettings) -> bool:
@@ -174,8 +174,8 @@ def prompt_of(turn: dict[str, Any], episode: Recorded) -> list[dict[str, str]] |
         return None
     messages = [{"role": str(m.get("role")), "content": str(m.get("content"))} for m in seen]
     team = episode.header.get("team")
-    own = team.get(turn.get("agent")) if isinstance(team, dict) else None
-    prompt = own.get("prompt") if isinstance(own, dict) else None
+    entry = team.get(turn.get("agent")) if isinstance(team, dict) else None
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
     # Recorded observations may hold the role prompt already.
     if prompt and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, {"role": "system", "content": str(prompt)})

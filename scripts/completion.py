@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers()
     for name, told in COMMANDS.items():
         settings = getattr(importlib.import_module(f"mafrt.scripts.{name}"), "COMMAND", None)
-        own = [] if settings is None else [settings.parser()]
-        command = commands.add_parser(name, help=told, description=told, parents=own, add_help=not own)
+        parents = [] if settings is None else [settings.parser()]
+        command = commands.add_parser(name, help=told, description=told, parents=parents, add_help=not parents)
         if name == "completion":
             command.add_argument("shell", choices=SHELLS)
     return whole

@@ -193,9 +193,9 @@ def _record(
     share, most = recording.transcript_share, recording.transcript_max_mib
     decoders = {name: decoder(base.of_agent(name)) for name in team.names}
     writer = TranscriptWriter(folder / FOLDER, team, decoder(base.main), share=share, max_mib=most, decoders=decoders)
-    kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
+    episodes = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
     earlier = set((folder / FOLDER).glob("*"))
-    writer.write("evaluation", iteration, kept)
+    writer.write("evaluation", iteration, episodes)
     if writer.failed:
         raise MafrtError(f"the conversations were not written to {folder}; make room, and evaluate again.")
     for entry in earlier - {folder / FOLDER / file_name("evaluation", iteration)}:
@@ -228,15 +228,15 @@ def role_swaps(team: Team) -> dict[str, dict[str, str]]:
     Raises:
         ConfigError: there is no such pair, or the two sit on different bases.
     """
-    own = {agent.name: agent.adapter for agent in team.agents}
-    pairs = [(a, b) for a, b in combinations(team.names, 2) if own[a] != own[b]]
+    adapter_of = {agent.name: agent.adapter for agent in team.agents}
+    pairs = [(a, b) for a, b in combinations(team.names, 2) if adapter_of[a] != adapter_of[b]]
     if not pairs:
         raise ConfigError("swap needs two agents with different adapters; leave --swap out.")
     for a, b in pairs:
         # An adapter's matrices have the shapes of its own base.
         if team.agent(a).model != team.agent(b).model:
             raise ConfigError(f"swap: {a} and {b} sit on different bases, so their adapters cannot be swapped.")
-    return {f"{a} <-> {b}": own | {a: own[b], b: own[a]} for a, b in pairs}
+    return {f"{a} <-> {b}": adapter_of | {a: adapter_of[b], b: adapter_of[a]} for a, b in pairs}
 
 
 def environment(settings: Settings, loaded: LoadSource | None) -> tuple[Env, Team]:
@@ -306,8 +306,8 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Settings given here that go before the run's own where its environment is built again."""
-    own = {*describe(FieldSettings), *describe(WorkflowSettings)}
-    names = {*own, "sandbox", "env_python", "env_kwargs", "profile_path", "n_agents"} & settings.flags
+    names_here = {*describe(FieldSettings), *describe(WorkflowSettings)}
+    names = {*names_here, "sandbox", "env_python", "env_kwargs", "profile_path", "n_agents"} & settings.flags
     changed = {name: settings[name] for name in names}
     if "env_kwargs" in changed:
         # Arguments that are given now are for what is played now, and must not be overlaid by the run's.

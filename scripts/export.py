@@ -106,8 +106,8 @@ def export(argv: Sequence[str]) -> int:
         write(draft, facts, loaded)
         if settings.merged:
             for base in facts.base_names:
-                own = {name: path for name, path in loaded.adapters.items() if facts.bases[name] == base}
-                write_merged(draft / "merged", base, own)
+                folders = {name: path for name, path in loaded.adapters.items() if facts.bases[name] == base}
+                write_merged(draft / "merged", base, folders)
         if settings.gguf is not None:
             write_gguf(draft, facts, loaded, settings.gguf)
     for score in facts.scores:
@@ -169,11 +169,11 @@ def _vllm_commands(
     """One server for each base, since a vLLM process serves one model; the adapters lie in `folder`."""
     commands = []
     for number, base in enumerate(dict.fromkeys(bases.values())):
-        own = [adapter for adapter in team.adapters if bases[adapter] == base]
-        words = ["vllm", "serve", named(base), "--enable-lora", "--max-loras", str(len(own))]
+        adapters = [adapter for adapter in team.adapters if bases[adapter] == base]
+        words = ["vllm", "serve", named(base), "--enable-lora", "--max-loras", str(len(adapters))]
         words += ["--port", str(8000 + number)] if number else []
-        words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in own))), "--lora-modules"]
-        words += [f"{agent.name}={folder}/{agent.adapter}" for agent in team.agents if agent.adapter in own]
+        words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in adapters))), "--lora-modules"]
+        words += [f"{agent.name}={folder}/{agent.adapter}" for agent in team.agents if agent.adapter in adapters]
         commands.append(shlex.join(words))
     return "\n".join(commands)
 
@@ -192,8 +192,8 @@ def write(target: Path, facts: Export, loaded: LoadSource) -> None:
     for base in facts.base_names:
         if (template := chat_template(base)) is None:
             continue
-        own = [name for name in facts.team.adapters if facts.bases[name] == base]
-        for folder in [""] if len(facts.base_names) == 1 else own:
+        adapters = [name for name in facts.team.adapters if facts.bases[name] == base]
+        for folder in [""] if len(facts.base_names) == 1 else adapters:
             (target / folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (target / "team.json").write_text(facts.team.to_json(), encoding="utf-8")
     (target / "README.md").write_text(team_card(facts), encoding="utf-8")
@@ -208,8 +208,8 @@ def write_gguf(target: Path, facts: Export, loaded: LoadSource, base: str) -> No
         path = target / agent.adapter / "Modelfile"
         if path.exists():  # agents that share an adapter have prompts of their own
             path = target / agent.adapter / f"Modelfile_{agent.name}"
-        own = facts.run.settings.get("temperature", 1.0) if agent.temperature is None else agent.temperature
-        path.write_text(modelfile(agent, base, own), encoding="utf-8")
+        temperature = facts.run.settings.get("temperature", 1.0) if agent.temperature is None else agent.temperature
+        path.write_text(modelfile(agent, base, temperature), encoding="utf-8")
 
 
 def chat_template(base: str) -> str | None:

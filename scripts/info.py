@@ -149,13 +149,13 @@ def memory(model: str, settings: InfoSettings) -> str:
     use = settings.inputs
     variants = []
     for agents in settings.agents:
-        own = replace(use, agents=agents)
+        use_of_one = replace(use, agents=agents)
         who = f"{agents} agent{'s' if agents > 1 else ''}"
-        variants.append((f"{who}, bf16", own))
-        variants.append((f"{who}, bf16, no checkpointing", replace(own, gradient_checkpointing=False)))
-        variants.append((f"{who}, 4 bits", replace(own, bits=4)))
+        variants.append((f"{who}, bf16", use_of_one))
+        variants.append((f"{who}, bf16, no checkpointing", replace(use_of_one, gradient_checkpointing=False)))
+        variants.append((f"{who}, 4 bits", replace(use_of_one, bits=4)))
         if settings.gpus > 1:
-            spread = replace(own, processes=settings.gpus)
+            spread = replace(use_of_one, processes=settings.gpus)
             variants.append((f"{who}, bf16, ZeRO-2 on {settings.gpus}", replace(spread, layout="zero2")))
             variants.append((f"{who}, bf16, ZeRO-3 or FSDP on {settings.gpus}", replace(spread, layout="zero3")))
             servers = replace(spread, layout="zero3", rows=0)
@@ -184,9 +184,9 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
         kernels = "torch"
         if library is not None and library.expected():
             kernels = "c" if bits == 16 or library.wide() else "c in decoding"
-        own = replace(use, bits=bits, kernels=kernels, gradient_checkpointing=False)
-        left = free - footprint(shape, replace(own, rows=0, on_cpu=False)).base
-        tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0
+        use_here = replace(use, bits=bits, kernels=kernels, gradient_checkpointing=False)
+        left = free - footprint(shape, replace(use_here, rows=0, on_cpu=False)).base
+        tokens = fitting_micro_batch(shape, use_here, left, use.micro_batch_tokens) if left > 0 else 0
         fits.append(f"{tokens} tokens in {dtype}" if tokens else f"no base in {dtype}")
     return f"On this machine's CPU ({free / 1e9:.1f} GB free): micro-batches of {' or '.join(fits)}."
 

@@ -86,9 +86,9 @@ def environments(asked: ServeEnvSettings) -> list[tuple[str, Session, Session | 
         raise ConfigError(f"env is {asked.env!r}, which names two environments alike; serve one of them elsewhere.")
     given, differing = (env_arguments(getattr(asked, name), name) for name in ("env_kwargs", "eval_env_kwargs"))
     if len(paths) == 1:
-        given, differing = (dict.fromkeys(paths, own) for own in (given, differing))
-    for name, own in [*given.items(), *differing.items()]:
-        if name not in paths or not isinstance(own, dict):
+        given, differing = (dict.fromkeys(paths, arguments) for arguments in (given, differing))
+    for name, arguments in [*given.items(), *differing.items()]:
+        if name not in paths or not isinstance(arguments, dict):
             raise ConfigError(
                 f"env_kwargs holds {name!r}; of several environments it is one JSON object with arguments of "
                 f"{', '.join(paths)}, as in {json.dumps({next(iter(paths)): {'size': 4}})!r}."

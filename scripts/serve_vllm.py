@@ -101,7 +101,7 @@ def serve(argv: Sequence[str]) -> int:
     _check_python(words[0])
     if _on_gpus(asked):
         _check_gpus(words[0], asked)
-    servers = [Server(words, own, asked, number) for number, own in enumerate(environments)]
+    servers = [Server(words, variables, asked, number) for number, variables in enumerate(environments)]
     for number in range(asked.servers):
         _check_port(asked.host, asked.port + number)
     ending = threading.Event()

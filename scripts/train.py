@@ -109,9 +109,9 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
     def build(more: Mapping[str, Mapping[str, Any]]) -> MixedTasks:
         envs = {}
         for name, (path, _) in sets.items():
-            own = {**with_places(path, dict(given.get(name, {})), settings), **more.get(name, {})}
+            arguments = {**with_places(path, dict(given.get(name, {})), settings), **more.get(name, {})}
             with_team = {"team": team} if team is not None and takes(path, "team") else {}
-            envs[name] = make_env(path, **{**with_team, **own})
+            envs[name] = make_env(path, **{**with_team, **arguments})
         return MixedTasks(envs, weights_of(sets))
 
     env = build({})
@@ -199,10 +199,10 @@ def run(argv: Sequence[str]) -> int:
 main = partial(run_main, run)
 
 
-def _parser(own: Mapping[str, Setting], env: str) -> StrictParser:
+def _parser(settings: Mapping[str, Setting], env: str) -> StrictParser:
     parser = StrictParser(add_help=False, argument_default=argparse.SUPPRESS, formatter_class=FlagHelp)
     group = parser.add_argument_group(f"Settings of {env}")
-    for setting in own.values():
+    for setting in settings.values():
         add_flag(group, setting, setting.default)
     return parser
 
@@ -219,23 +219,23 @@ def with_env_kwargs(argv: Sequence[str], env: str, known: Mapping[str, Setting])
     Raises:
         ConfigError: a value is not of the setting's type, or a flag is nearly a setting of the environment.
     """
-    own, words = _own(env, known), [underscored(word) for word in argv]
-    refuse_values_of_switches(words, [name for name, setting in own.items() if setting.kind is bool])
-    typed, rest = _parser(own, env).parse_known_args(words)
+    of_env, words = _own(env, known), [underscored(word) for word in argv]
+    refuse_values_of_switches(words, [name for name, setting in of_env.items() if setting.kind is bool])
+    typed, rest = _parser(of_env, env).parse_known_args(words)
     for name in (word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")):
-        near = [] if name in known else difflib.get_close_matches(name, [*known, *own], 1, cutoff=0.75)
+        near = [] if name in known else difflib.get_close_matches(name, [*known, *of_env], 1, cutoff=0.75)
         # Before settings of the command that are like it; at least half of a name, as in `unknown`.
-        near = near or [other for other in own if len(name) > 2 and name in other and len(other) <= 2 * len(name)]
-        if near and near[0] in own:
+        near = near or [other for other in of_env if len(name) > 2 and name in other and len(other) <= 2 * len(name)]
+        if near and near[0] in of_env:
             raise ConfigError(f"There is no flag '--{name}'; did you mean '--{near[0]}', a setting of {env}?")
-    kwargs = {name: convert(own[name], value, f"--{name}") for name, value in vars(typed).items()}
+    kwargs = {name: convert(of_env[name], value, f"--{name}") for name, value in vars(typed).items()}
     return [*rest, "--env_kwargs", json.dumps(kwargs)] if kwargs else list(argv)
 
 
 def help_of(env: str, known: Mapping[str, Setting]) -> str:
     """The environment's own settings, for the end of the help; empty if it has none."""
-    own = _own(env, known)
-    return _parser(own, env).format_help().partition("\n\n")[2].rstrip() if own else ""
+    of_env = _own(env, known)
+    return _parser(of_env, env).format_help().partition("\n\n")[2].rstrip() if of_env else ""
 
 
 if __name__ == "__main__":

@@ -43,21 +43,21 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> OfflineTask:
     """Records, rule and team of a DPO run."""
-    own = settings.make(DpoSettings)
+    dpo = settings.make(DpoSettings)
 
     def rule() -> RecordRule:
         from mafrt.runners.offline.dpo import Dpo
 
-        return Dpo(own.beta, own.reference)
+        return Dpo(dpo.beta, dpo.reference)
 
     def choose(turns: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.dpo import pairs_of
 
-        return pairs_of(turns, own.min_gap)
+        return pairs_of(turns, dpo.min_gap)
 
     none = (
-        f"no two recorded turns of one agent to one prompt differ in return by more than min_gap ({own.min_gap:g}); "
-        f"record more samples of each task (--n_samples of training){', or lower --min_gap' if own.min_gap > 0 else ''}"
+        f"no two recorded turns of one agent to one prompt differ in return by more than min_gap ({dpo.min_gap:g}); "
+        f"record more samples of each task (--n_samples of training){', or lower --min_gap' if dpo.min_gap > 0 else ''}"
     )
     return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 

@@ -38,7 +38,7 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> OfflineTask:
     """Records, rule and team of an SFT run."""
-    own = settings.make(SftSettings)
+    sft = settings.make(SftSettings)
 
     def rule() -> RecordRule:
         from mafrt.runners.offline.sft import Sft
@@ -48,10 +48,10 @@ def prepare(settings: Settings) -> OfflineTask:
     def choose(turns: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.sft import examples_of
 
-        return examples_of(turns, own.min_return)
+        return examples_of(turns, sft.min_return)
 
-    none = f"no recorded turn has a return of at least min_return ({own.min_return:g}); lower --min_return"
-    return OfflineTask(rule, ("response",), choose, none, own.predict != "observations", own.predict != "turns")
+    none = f"no recorded turn has a return of at least min_return ({sft.min_return:g}); lower --min_return"
+    return OfflineTask(rule, ("response",), choose, none, sft.predict != "observations", sft.predict != "turns")
 
 
 main = partial(run_main, lambda words: study(COMMAND, words, prepare))

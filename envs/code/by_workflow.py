@@ -41,8 +41,8 @@ def code_env(
     limits: dict[str, Any] = {"timeout_s": timeout_s, "memory_mib": memory_mib}
     if options.get("workflow", CODER_TESTER) == CODER_TESTER:
         _refuse_options({name: value for name, value in options.items() if name not in ("workflow", "sandbox")})
-        own: dict[str, Any] = {"turns": turns, "reviews": reviews, "sandbox": options.get("sandbox")}
-        given = {name: value for name, value in own.items() if value is not None}
+        options_given: dict[str, Any] = {"turns": turns, "reviews": reviews, "sandbox": options.get("sandbox")}
+        given = {name: value for name, value in options_given.items() if value is not None}
         return CodeEnv(team=team, **given, **read, **limits)
     for flag, value in (("coder_turns", turns), ("reviews", reviews)):
         if value is not None:

@@ -191,8 +191,8 @@ def _mbpp(where: str, record: Mapping[str, Any], name: str) -> CodeTask:
     reference = reference if isinstance(reference, str) else None
     names = _called(tree)
     if reference is not None:
-        own = {node.name for node in _parsed(where, "code", reference).body if isinstance(node, _DEFINES)}
-        names = tuple(n for n in names if n in own) or names
+        defined = {node.name for node in _parsed(where, "code", reference).body if isinstance(node, _DEFINES)}
+        names = tuple(n for n in names if n in defined) or names
     if not names:
         raise DataError(f"{where}: no test calls a function of the program")
     signature = "`, `".join((reference and _signature_of(reference, n)) or _signature_from_call(tree, n) for n in names)

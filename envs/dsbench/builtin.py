@@ -48,8 +48,8 @@ def builtin_tasks(split: str, root: Path | None = None) -> tuple[TabularTask, ..
 
 def cache_folder() -> Path:
     """Cache folder for data that can be regenerated."""
-    if own := os.environ.get("MAFRT_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("MAFRT_CACHE"):
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mafrt"
 

@@ -62,10 +62,10 @@ def careless(task: TabularTask) -> dict[str, tuple[str, ...]]:
     right = good(task)
     sound, answer = right[ENGINEER], right[ANALYST]
     others = [f"reject({number})\nCheck()\nPlan()\nWrite()" for number in COLUMNS]
-    kept = [text for text in ("Check()\nPlan()\nWrite()", *others) if text != sound]
+    texts = [text for text in ("Check()\nPlan()\nWrite()", *others) if text != sound]
     return {
         ENGINEER: (
-            *kept,
+            *texts,
             sound.replace("Check()\n", ""),
             sound.replace("Plan()\n", ""),
             sound.replace("Check()", "reject()"),

@@ -134,11 +134,13 @@ def make_answers(
 
 
 def _check_classes(metric: Metric, targets: Sequence[str], classes: Sequence[Sequence[str]]) -> None:
-    for name, own in zip(targets, classes, strict=True):
-        if len(own) < 2:
-            raise DataError(f"the target {name!r} has the class {own[0]!r} only; there is nothing to predict")
-        if len(targets) > 1 and len(own) > 2 and metric.kind in ("scores", "probabilities"):
-            raise DataError(f"{metric.name} takes several targets with two classes each, but {name!r} has {len(own)}")
+    for name, labels in zip(targets, classes, strict=True):
+        if len(labels) < 2:
+            raise DataError(f"the target {name!r} has the class {labels[0]!r} only; there is nothing to predict")
+        if len(targets) > 1 and len(labels) > 2 and metric.kind in ("scores", "probabilities"):
+            raise DataError(
+                f"{metric.name} takes several targets with two classes each, but {name!r} has {len(labels)}"
+            )
     if metric.kind == "ranking" and len(targets) > 1:
         raise DataError(f"{metric.name} takes one target, found {shown(targets)}")
 
@@ -164,15 +166,15 @@ def _codes(table: pandas.DataFrame, classes: Sequence[Sequence[str]], metric: Me
     import numpy as np
 
     columns = []
-    for name, own in zip(table, classes, strict=True):
+    for name, labels in zip(table, classes, strict=True):
         if metric.ordinal:
-            for cell in own:
+            for cell in labels:
                 value = number(cell)
                 if value is None or not np.isfinite(value) or value != int(value) or abs(value) > 10_000:
                     raise DataError(f"the target {name!r} holds {cell!r}, but {metric.name} takes small whole numbers")
-            code = {cell: int(float(cell)) for cell in own}
+            code = {cell: int(float(cell)) for cell in labels}
         else:
-            code = {cell: index for index, cell in enumerate(own)}
+            code = {cell: index for index, cell in enumerate(labels)}
         columns.append([code[label(cell)] for cell in table[name]])
     return np.array(columns, dtype=int).T
 

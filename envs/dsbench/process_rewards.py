@@ -138,17 +138,17 @@ def judge(role: str, work: Work, status: str | None, code: str | None, done: boo
     """
     if peeks(code):
         return Scored(0.0, "The program looks for answers outside the workspace.")
-    blocked, own = None if given is None else _blocked(role, given), _OWN[role](work)
+    blocked, scored = None if given is None else _blocked(role, given), _OWN[role](work)
     failed = status not in (None, "ok")
-    if blocked and (failed or own.score <= 5):
+    if blocked and (failed or scored.score <= 5):
         return Scored(5.0, f"What was handed on cannot be used: {blocked}.")
-    if own.score >= 4 and not failed:
-        if done or own.score < 5:
-            return own
-        return Scored(own.score - 1, f"{own.reason} It is not said to be done.")
+    if scored.score >= 4 and not failed:
+        if done or scored.score < 5:
+            return scored
+        return Scored(scored.score - 1, f"{scored.reason} It is not said to be done.")
     if status is None:
-        return Scored(0.0, f"No program was written. {own.reason}")
-    return Scored(1.0, f"The program failed ({status}). {own.reason}") if failed else own
+        return Scored(0.0, f"No program was written. {scored.reason}")
+    return Scored(1.0, f"The program failed ({status}). {scored.reason}") if failed else scored
 
 
 def _blocked(role: str, given: Work) -> str | None:

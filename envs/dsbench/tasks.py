@@ -91,13 +91,13 @@ def load_task(
         if not path.is_file():
             raise DataError(f"{path} is no file" if path.exists() else f"{path} does not exist")
     names, train_names, test_names = header_of(answers_path), header_of(train_path), header_of(test_path)
-    for path, own in ((test_path, test_names), (answers_path, names)):
-        if id_column not in own:
-            raise DataError(f"{path} has no id column {id_column!r}; it has {shown(own)}")
+    for path, columns in ((test_path, test_names), (answers_path, names)):
+        if id_column not in columns:
+            raise DataError(f"{path} has no id column {id_column!r}; it has {shown(columns)}")
     targets = target_names(scoring.target, id_column, names)
-    for path, own in ((answers_path, names), (train_path, train_names)):
-        if absent := [name for name in targets if name not in own]:
-            raise DataError(f"{path} has no target column {shown(absent)}; it has {shown(own)}")
+    for path, columns in ((answers_path, names), (train_path, train_names)):
+        if absent := [name for name in targets if name not in columns]:
+            raise DataError(f"{path} has no target column {shown(absent)}; it has {shown(columns)}")
     if open_ones := [name for name in targets if name in test_names]:
         raise DataError(f"{test_path} holds the target {shown(open_ones)} itself, which gives the answers away")
     table, test = read_columns(answers_path, [id_column, *targets]), read_columns(test_path, [id_column])

@@ -208,8 +208,8 @@ class Bench:
 
     def _look_together(self, asked: Sequence[tuple[str, bytes]]) -> None:
         """Describe these (name in the room, content) in one execution, for `_look` to find."""
-        given = {f"{place}/{kept}": data for place, (kept, data) in enumerate(asked)}
-        names = tuple(kept for kept, _ in asked)
+        given = {f"{place}/{name}": data for place, (name, data) in enumerate(asked)}
+        names = tuple(name for name, _ in asked)
         try:
             answer = self._judge(LOOKING, ("look", "look_at_all", (names, MOST_COLUMNS)), given, MOST_ANSWER_KIB)
         except Undecided:
@@ -218,9 +218,9 @@ class Bench:
         for one, told in zip(asked, seen if isinstance(seen, list) else (), strict=False):
             self._tell(_looked(*one), told)
 
-    def _look(self, kept: str, data: bytes) -> FileSummary:
+    def _look(self, name: str, data: bytes) -> FileSummary:
         try:
-            answer = self._judge(LOOKING, _look_call(kept), {kept: data})
+            answer = self._judge(LOOKING, _look_call(name), {name: data})
         except Undecided as undecided:
             return FileSummary("broken", why=str(undecided))
         return _shape(answer)
@@ -369,22 +369,22 @@ def _inside(*names: str) -> dict[str, bytes]:
 
 def _kept(name: str) -> str:
     """The name under which a file lies in the room: of a program's choice only what tells its kind."""
-    own, suffix = Path(name).name, Path(name).suffix
-    return own if own.startswith("model") else f"file{suffix}" if len(suffix) <= LONGEST_SUFFIX else "file"
+    last, suffix = Path(name).name, Path(name).suffix
+    return last if last.startswith("model") else f"file{suffix}" if len(suffix) <= LONGEST_SUFFIX else "file"
 
 
-def _unpickled(kept: str) -> bool:
+def _unpickled(name: str) -> bool:
     """Whether looking at the file runs its pickle; a model's is only read."""
-    return kept.endswith((".pkl", ".pickle", ".joblib")) and not kept.startswith("model")
+    return name.endswith((".pkl", ".pickle", ".joblib")) and not name.startswith("model")
 
 
-def _look_call(kept: str) -> Call:
-    return "look", "look", (kept, MOST_COLUMNS)
+def _look_call(name: str) -> Call:
+    return "look", "look", (name, MOST_COLUMNS)
 
 
-def _looked(kept: str, data: bytes) -> bytes:
+def _looked(name: str, data: bytes) -> bytes:
     """The key of a file's description."""
-    return _question(_inside(*LOOKING), _look_call(kept), {kept: data})
+    return _question(_inside(*LOOKING), _look_call(name), {name: data})
 
 
 def _question(ours: Mapping[str, bytes], call: Call, given: Mapping[str, bytes]) -> bytes:

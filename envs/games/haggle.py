@@ -76,8 +76,8 @@ class Haggle(Game):
         """The split with the largest sum of points, from the view of `ann`; of several, the most even one."""
 
         def worth(split: Split) -> tuple[int, int]:
-            own, other = self.points("ann", split), self.points("ben", self.rest(split))
-            return own + other, -abs(own - other)
+            ann, other = self.points("ann", split), self.points("ben", self.rest(split))
+            return ann + other, -abs(ann - other)
 
         return max(product(*(range(count + 1) for count in self.things)), key=worth)
 
@@ -127,8 +127,8 @@ class Haggle(Game):
 
     def _by_kind(self, agent: str, split: Split) -> list[float]:
         """Points of both agents from each kind of things, 0 to 10, for an agent's share."""
-        own, other = self.values[agent], self.values[self._other(agent)]
-        return [float(a * n + b * m) for a, n, b, m in zip(own, split, other, self.rest(split), strict=True)]
+        values, other = self.values[agent], self.values[self._other(agent)]
+        return [float(a * n + b * m) for a, n, b, m in zip(values, split, other, self.rest(split), strict=True)]
 
     def _worth(self, agent: str, split: Split) -> Scored:
         """Score of an agent's share, offered or accepted: the sum of both agents' points over the largest possible."""

@@ -40,8 +40,8 @@ def write_legal_play(
     `player` is one for all agents, or agent -> player. With `optimal` the records show whether the base can learn a
     game at all, by imitation.
     """
-    kept = [
+    lines = [
         record for record in legal_play(game, episodes, seed, player) if agents is None or record["agent"] in agents
     ]
-    path.write_text("\n".join(map(json.dumps, kept)) + "\n", encoding="utf-8")
-    return len(kept)
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    return len(lines)

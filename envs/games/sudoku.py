@@ -78,9 +78,9 @@ class Sudoku(Game):
             for cell in rng.sample(range(16), 16):
                 if grid.count(0) == self.empty:
                     break
-                kept, grid[cell] = grid[cell], 0
+                digit, grid[cell] = grid[cell], 0
                 if len(solutions(tuple(grid))) > 1:
-                    grid[cell] = kept
+                    grid[cell] = digit
             if grid.count(0) == self.empty:
                 self.grid: Grid = tuple(grid)
                 self.cell, self.right, self.filled = -1, 0, []

@@ -222,11 +222,11 @@ def _verdict_on_words(given: str, reference: str) -> bool | None:
         bare = _BARE_WORDS.fullmatch(given)
         word_given = words(given) or (bare[1].lower() if bare else None)
         if word_given is not None:
-            own, others = (
+            words_given, others = (
                 sorted(re.split(r"\s+and\s+", text.removesuffix("s") if text.startswith("no ") else text))
                 for text in (word_given, word)
             )
-            return own == others
+            return words_given == others
     return same_time(given, reference)
 
 
@@ -242,14 +242,14 @@ def asks_for_percent(problem: str) -> bool:
 
 def without_labels(given: str, reference: str) -> tuple[str, str]:
     """Both without the letter of an option that stands before a value, as in `(B) 12`, where the other gives none."""
-    own, wanted = _label(given), _label(reference)
-    if own and wanted:
-        return (own[1], wanted[1]) if own[0] == wanted[0] else (own[0], wanted[0])
+    labelled, wanted = _label(given), _label(reference)
+    if labelled and wanted:
+        return (labelled[1], wanted[1]) if labelled[0] == wanted[0] else (labelled[0], wanted[0])
     if wanted:
         option = _OPTION.fullmatch(_TEXT.sub(r"\1", given))
         return (option[1], wanted[0]) if option else (given, wanted[1])
-    if own and not _OPTION.fullmatch(_TEXT.sub(r"\1", reference)):
-        return own[1], reference
+    if labelled and not _OPTION.fullmatch(_TEXT.sub(r"\1", reference)):
+        return labelled[1], reference
     return given, reference
 
 
@@ -306,8 +306,8 @@ def same_bases(given: str, reference: str) -> tuple[str, str] | None:
         given = f"{prefixed['digits'].upper()}_{{{_PREFIXES[prefixed['prefix'].lower()]}}}"
     if any(base > 10 for base in wanted):
         given = re.sub(r"\b[0-9a-f]+(?=\)?_)", lambda digits: digits[0].upper(), given)
-    plain_given, own = _without_bases(given)
-    if own and own != (wanted or [10] * len(own)):
+    plain_given, bases = _without_bases(given)
+    if bases and bases != (wanted or [10] * len(bases)):
         return None
     return plain_given, plain_reference
 
@@ -396,10 +396,10 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         parts = [f"\\frac{{{_PERCENT.sub('', part)}}}{{100}}" if _PERCENT.search(part) else part for part in parts]
     kind, size = _collection(reference)
     for part in parts:
-        own, count = _collection(part)
+        its_kind, count = _collection(part)
         signs = any(sign in text for sign in _SIGNS for text in (part, reference))
         # math-verify takes a set for a tuple and ignores missing elements, so both are told apart here.
-        if {own, kind} == {"set", "tuple"} or (count != size and not signs):
+        if {its_kind, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
     return [(part, reference) for part in parts]
 
@@ -449,13 +449,13 @@ def _ascending(answer: str) -> str:
 
 def _same_ratio(given: str, reference: str) -> list[tuple[str, str]] | None:
     """Pairs that are equal if two ratios of three or more are; none if these differ in number; None for others."""
-    own, wanted = given.split(":"), reference.split(":")
-    if max(len(own), len(wanted)) < 3 or not all(re.search(r"\w", part) for part in (*own, *wanted)):
+    parts, wanted = given.split(":"), reference.split(":")
+    if max(len(parts), len(wanted)) < 3 or not all(re.search(r"\w", part) for part in (*parts, *wanted)):
         return None
-    if len(own) != len(wanted):
+    if len(parts) != len(wanted):
         return []
-    places = [(i, j) for i in range(len(own)) for j in range(i)]
-    return [(f"({own[i]}) \\cdot ({wanted[j]})", f"({own[j]}) \\cdot ({wanted[i]})") for i, j in places]
+    places = [(i, j) for i in range(len(parts)) for j in range(i)]
+    return [(f"({parts[i]}) \\cdot ({wanted[j]})", f"({parts[j]}) \\cdot ({wanted[i]})") for i, j in places]
 
 
 def _usual_brackets(answer: str) -> str:

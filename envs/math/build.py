@@ -73,8 +73,8 @@ def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Tea
     if sets is None or not several(sets):
         return build_env(settings, tasks, team)
     fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
-    own = named_sets(sets)
-    loaded = {name: load_sets(source, evaluated_split(settings), fields) for name, (source, _) in own.items()}
+    named = named_sets(sets)
+    loaded = {name: load_sets(source, evaluated_split(settings), fields) for name, (source, _) in named.items()}
     return MixedTasks({name: build_env(settings, each, team) for name, each in loaded.items()})
 
 

@@ -203,12 +203,12 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
     if _contradict(given, reference):
         return None
     given, reference = _in_radians(given, reference), _in_radians(reference, given)
-    own, wanted = _measure(given), _measure(reference)
-    if (own is None) != (wanted is None):  # beside 90 min, 1.5 h is no product
-        own, wanted = own or _measure(given, letters=True), wanted or _measure(reference, letters=True)
-    if own is None or wanted is None:
+    measured, wanted = _measure(given), _measure(reference)
+    if (measured is None) != (wanted is None):  # beside 90 min, 1.5 h is no product
+        measured, wanted = measured or _measure(given, letters=True), wanted or _measure(reference, letters=True)
+    if measured is None or wanted is None:
         return given, reference
-    (number, kind, size), (plain, other, unit) = own, wanted
+    (number, kind, size), (plain, other, unit) = measured, wanted
     if kind != other:
         return None
     ratio = size / unit
@@ -270,11 +270,11 @@ def _contradict(given: str, reference: str) -> bool:
     if _other_things(given, reference) or _other_case(given, reference) or _other_points(given, reference):
         return True
     for marks in (_SCALE, _CURRENCY):
-        own, wanted = ({mark.lstrip("\\") for mark in marks.findall(text)} for text in (given, reference))
-        if own and wanted and own != wanted:
+        marked, wanted = ({mark.lstrip("\\") for mark in marks.findall(text)} for text in (given, reference))
+        if marked and wanted and marked != wanted:
             return True
-    own, wanted = (set(re.findall(r"(?<!\\)\b[a-z]+", text.lower())) for text in (given, reference))
-    return any(own & group and wanted & group and own & group != wanted & group for group in _OPPOSITES)
+    marked, wanted = (set(re.findall(r"(?<!\\)\b[a-z]+", text.lower())) for text in (given, reference))
+    return any(marked & group and wanted & group and marked & group != wanted & group for group in _OPPOSITES)
 
 
 def _other_things(given: str, reference: str) -> bool:
@@ -302,8 +302,8 @@ def _other_case(given: str, reference: str) -> bool:
     """Whether a letter is a capital in one answer only: E is not e. An option may be small: b for B."""
     if re.fullmatch(r"\(?[A-J]\)?\.?", _IN_TEXT.sub(r"\1", reference)):
         return False
-    own, wanted = _letters(given), _letters(reference)
-    return any(sign not in wanted and sign[0].swapcase() + sign[1:] in wanted - own for sign in own)
+    letters, wanted = _letters(given), _letters(reference)
+    return any(sign not in wanted and sign[0].swapcase() + sign[1:] in wanted - letters for sign in letters)
 
 
 def _letters(answer: str) -> set[str]:
@@ -319,10 +319,10 @@ def _letters(answer: str) -> set[str]:
 
 def _other_points(given: str, reference: str) -> bool:
     """Whether both name points in another order where that matters: angles ABC and ACB, but not segments AB and BA."""
-    own, wanted = _POINTS.fullmatch(given), _POINTS.fullmatch(reference)
-    if own is None or wanted is None or len(wanted[2]) < 3 or wanted[1] == "\\triangle" or own[2] == wanted[2]:
+    points, wanted = _POINTS.fullmatch(given), _POINTS.fullmatch(reference)
+    if points is None or wanted is None or len(wanted[2]) < 3 or wanted[1] == "\\triangle" or points[2] == wanted[2]:
         return False
-    return not (wanted[1] and own[2] == wanted[2][::-1])
+    return not (wanted[1] and points[2] == wanted[2][::-1])
 
 
 def same_time(given: str, reference: str) -> bool | None:

@@ -107,8 +107,8 @@ class OpenEnv(ReplayedEnv[Session]):
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
         assert self.num_tasks is not None
         chosen = (options or {}).get("task")
-        own = FIRST[self.split or "train"] + (self.rng.randrange(self.num_tasks) if chosen is None else chosen)
-        self._start, self._first, self._steps = {**self.arguments, "seed": own}, None, []
+        task_seed = FIRST[self.split or "train"] + (self.rng.randrange(self.num_tasks) if chosen is None else chosen)
+        self._start, self._first, self._steps = {**self.arguments, "seed": task_seed}, None, []
         self._chats, self._refused = {}, 0
         try:
             reply = self._ask("reset", self._start)
@@ -120,7 +120,7 @@ class OpenEnv(ReplayedEnv[Session]):
             raise EnvError(f"the environment does not begin with {self._start}: {error}") from None
         if reply.get("done"):
             raise EnvError("the environment was over before its first turn")
-        return self._shown(reply), {"task": str(own)}  # the seed: the environment names its tasks by nothing else
+        return self._shown(reply), {"task": str(task_seed)}  # the seed: the environment names its tasks by nothing else
 
     def step(self, actions: dict[str, str]) -> StepResult:
         ((agent, text),) = actions.items()

@@ -223,39 +223,40 @@ def _runs_own_loop(node: ast.AST) -> bool:
 def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -> bool:
     """Whether a function puts its address, or a value made from it, where other episodes see it."""
     given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    tainted, own = {each.arg for each in given} & start, {each.arg for each in given}
+    tainted, local = {each.arg for each in given} & start, {each.arg for each in given}
     shared: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Global):
             shared |= set(node.names)
-        own |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    own -= shared
+        local |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    local -= shared
     for _ in range(4):  # also values that are made in several steps
         for target, value in _assignments(function):
             if _names(value) & tainted:
-                tainted |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)} & (own | shared)
+                tainted |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)} & (local | shared)
     if tainted & shared:
         return True
     for target, value in _assignments(function):
-        if isinstance(target, (ast.Attribute, ast.Subscript)) and _lasts(target, own) and _names(value) & tainted:
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and _lasts(target, local) and _names(value) & tainted:
             return True
     return any(
         isinstance(node, ast.Call)
         and (
-            _last_name(node.func).startswith(_SETTERS) or (_last_name(node.func) in _ADDERS and _lasts(node.func, own))
+            _last_name(node.func).startswith(_SETTERS)
+            or (_last_name(node.func) in _ADDERS and _lasts(node.func, local))
         )
         and any(_names(each) & tainted for each in [*node.args, *(word.value for word in node.keywords)])
         for node in ast.walk(function)
     )
 
 
-def _lasts(node: ast.AST, own: set[str]) -> bool:
+def _lasts(node: ast.AST, local: set[str]) -> bool:
     """Whether a chain of attributes and keys begins with a value that is not the function's own."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     if isinstance(node, ast.Call):
         return _last_name(node.func) in ("globals", "vars")
-    return isinstance(node, ast.Name) and node.id not in own
+    return isinstance(node, ast.Name) and node.id not in local
 
 
 class _Renamed(ast.NodeTransformer):

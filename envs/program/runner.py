@@ -171,7 +171,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
             episode.events.put(ProgramEnd(error=f"could not be started: {error.strerror} ({words[0]})"))
             return
         episode.stop = lambda: end(process) if process.poll() is None else None
-        kept, why = _read(process, timeout_s)
+        outputs, why = _read(process, timeout_s)
         if why is not None:
             end(process)
         try:
@@ -182,10 +182,10 @@ def command_runner(command: str, timeout_s: float) -> Start:
         if why is not None:
             episode.events.put(ProgramEnd(error=why))
         elif process.returncode:
-            last = (bytes(kept[1]).decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
+            last = (bytes(outputs[1]).decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
             episode.events.put(ProgramEnd(error=f"ended with code {process.returncode}: {shortened(last, 300)}"))
         else:
-            episode.events.put(ProgramEnd(_last_line(bytes(kept[0]))))
+            episode.events.put(ProgramEnd(_last_line(bytes(outputs[0]))))
 
     def start(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         threading.Thread(target=run, args=(episode, task, base_url), daemon=True, name=episode.key).start()
@@ -196,14 +196,14 @@ def command_runner(command: str, timeout_s: float) -> Start:
 def _read(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[bytearray], str | None]:
     """The ends of both streams, and why the program has to be ended; None if it closed them."""
     assert process.stdout is not None and process.stderr is not None
-    kept, total, until = [bytearray(), bytearray()], 0, time.monotonic() + timeout_s
+    outputs, total, until = [bytearray(), bytearray()], 0, time.monotonic() + timeout_s
     with selectors.DefaultSelector() as ready, process.stdout, process.stderr:
         for place, stream in enumerate((process.stdout, process.stderr)):
-            ready.register(stream, selectors.EVENT_READ, kept[place])
+            ready.register(stream, selectors.EVENT_READ, outputs[place])
         while ready.get_map():
             left = until - time.monotonic()
             if left <= 0:
-                return kept, f"did not end within {timeout_s:g} s"
+                return outputs, f"did not end within {timeout_s:g} s"
             for key, _ in ready.select(left):
                 part = os.read(key.fd, 65536)
                 if not part:
@@ -213,13 +213,13 @@ def _read(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[byte
                 total += len(part)
             # Counted although only the ends are kept: an endless writer would hold a core until its deadline.
             if total > MOST_OUTPUT_MIB * 2**20:
-                return kept, f"wrote more than {MOST_OUTPUT_MIB} MiB; write less, or to a file"
+                return outputs, f"wrote more than {MOST_OUTPUT_MIB} MiB; write less, or to a file"
         # A program may close its streams and go on.
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return kept, f"did not end within {timeout_s:g} s"
-    return kept, None
+            return outputs, f"did not end within {timeout_s:g} s"
+    return outputs, None
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

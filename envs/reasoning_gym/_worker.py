@@ -70,24 +70,24 @@ def arithmetic(source: Any, globals: Any = None, locals: Any = None) -> Any:
     return _value(ast.parse(source.strip(), mode="eval").body, dict(globals or {}), dict(locals or {}))
 
 
-def _value(node: ast.expr, known: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """The value of a part of an expression. `known`: sympy's names; `own`: the scorer's own."""
+def _value(node: ast.expr, known: Mapping[str, Any], constants: Mapping[str, Any]) -> Any:
+    """The value of a part of an expression. `known`: sympy's names; `constants`: the scorer's own."""
     match node:
         case ast.Constant():
             return node.value
         case ast.BinOp() if type(node.op) in _BINARY:
-            return _BINARY[type(node.op)](_value(node.left, known, own), _value(node.right, known, own))
+            return _BINARY[type(node.op)](_value(node.left, known, constants), _value(node.right, known, constants))
         case ast.UnaryOp() if type(node.op) in _UNARY:
-            return _UNARY[type(node.op)](_value(node.operand, known, own))
+            return _UNARY[type(node.op)](_value(node.operand, known, constants))
         case ast.List() | ast.Tuple():
-            parts = [_value(part, known, own) for part in node.elts]
+            parts = [_value(part, known, constants) for part in node.elts]
             return parts if isinstance(node, ast.List) else tuple(parts)
-        case ast.Name(id=name) if name in own:
-            return own[name]
+        case ast.Name(id=name) if name in constants:
+            return constants[name]
         case ast.Name(id=name) if name in _NAMES:
             return known[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CALLS:
-            given = [_value(part, known, own) for part in args]
+            given = [_value(part, known, constants) for part in args]
             # No text reaches a function but a symbol's name and a number's digits: sympy would evaluate it.
             if name in ("Symbol", "Integer", "Float") or not any(isinstance(part, str) for part in given):
                 return known[name](*given)
@@ -106,12 +106,12 @@ def names_of_sympy(source: Any, globals: Any = None, locals: Any = None) -> None
 @contextlib.contextmanager
 def only_arithmetic() -> Iterator[None]:
     """While an answer is scored."""
-    kept = builtins.eval, builtins.exec
+    builtin_functions = builtins.eval, builtins.exec
     builtins.eval, builtins.exec = arithmetic, names_of_sympy  # type: ignore[assignment]
     try:
         yield
     finally:
-        builtins.eval, builtins.exec = kept
+        builtins.eval, builtins.exec = builtin_functions
 
 
 class Unusable(ValueError):
@@ -260,8 +260,8 @@ def tasks_of(task: Mapping[str, Any], numbers: Mapping[str, int], split: str, sh
     most = -(-numbers[split] // levels)
     first = FIRST[split] + (shift if split == "train" else 0)
     for place in range(first, first + ROUNDS * numbers[split]):
-        own = found[place % levels]
-        if len(own) == most:
+        of_level = found[place % levels]
+        if len(of_level) == most:
             if all(len(each) == most for each in found):
                 break
             continue
@@ -270,7 +270,7 @@ def tasks_of(task: Mapping[str, Any], numbers: Mapping[str, int], split: str, sh
         question = str(entry["question"])
         if split_of(question) == split and (split == "train" or question not in seen):
             seen.add(question)
-            own.append([place, question, None if entry["answer"] is None else str(entry["answer"])])
+            of_level.append([place, question, None if entry["answer"] is None else str(entry["answer"])])
     tasks = [each for turn in zip_longest(*found) for each in turn if each is not None][: numbers[split]]
     if not tasks:
         raise Unusable(

@@ -83,8 +83,8 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 def build_env(settings: Mapping[str, Any], questions: Sequence[Question], team: Team | None) -> SearchEnv:
     """The environment that the settings describe, on these questions."""
     names = ("metric", *RETRIEVER)
-    own = {name: settings[name] for name in names if name in settings}
-    return SearchEnv(questions=questions, team=team, **own, **workflow_options(settings))
+    options = {name: settings[name] for name in names if name in settings}
+    return SearchEnv(questions=questions, team=team, **options, **workflow_options(settings))
 
 
 def load(settings: Mapping[str, Any]) -> tuple[Sequence[Question], Sequence[Question]]:

@@ -120,8 +120,8 @@ class SearchEnv(TaskEnv):
         if a package is missing.
         """
         check_choice("metric", metric, METRICS)
-        own: dict[str, Any] = {name: value for name, value in options.items() if name in RETRIEVER}
-        self.retrieval = RetrieverChoice(**own)
+        retriever_options: dict[str, Any] = {name: value for name, value in options.items() if name in RETRIEVER}
+        self.retrieval = RetrieverChoice(**retriever_options)
         if questions is None:
             if not dataset_path:
                 self.split, self.held_out, self.validation = split, {"split": "test"}, {"split": "validation"}

@@ -155,7 +155,7 @@ class TextArena(Env):
         """
         for setting, value in config.items():
             usual = registered.get(setting, getattr(declared.get(setting), "default", None))
-            bounds: dict[str, float] = {"most": 1.0} if isinstance(usual, float) and 0.0 < usual < 1.0 else {}
+            bounds: dict[str, Any] = {"most": 1.0} if isinstance(usual, float) and 0.0 < usual < 1.0 else {}
             if not ANY_NUMBER.search(setting):
                 bounds["least" if MAY_BE_NONE.search(setting) else "above"] = 0.0
             for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -241,14 +241,14 @@ class TextArena(Env):
         assert self.num_tasks is not None
         chosen = (options or {}).get("task")
         number = self.rng.randrange(self.num_tasks) if chosen is None else chosen
-        own = FIRST[self.split or "train"] + number
-        self._chance = random.Random(own).getstate()
+        game_seed = FIRST[self.split or "train"] + number
+        self._chance = random.Random(game_seed).getstate()
         self.illegal = False
         self.acted: set[str] = set()
         try:
             with self._own_chance():
                 self.game = copy.deepcopy(self._fresh)
-                self.game.reset(num_players=len(self.agents), seed=own)
+                self.game.reset(num_players=len(self.agents), seed=game_seed)
         except Exception as error:
             why = f"{type(error).__name__}: {error_line(error)}"
             raise EnvError(f"textarena's {self.name} does not begin ({why})") from error
@@ -257,7 +257,7 @@ class TextArena(Env):
         """seat -> what a game without a wrapper has shown it, each with who says so"""
         self.addressed = False
         """whether `[Player 3]` is a move"""
-        self.seat = None if self.opponent == "self" else own % len(self.agents)
+        self.seat = None if self.opponent == "self" else game_seed % len(self.agents)
         try:
             self.next_seen = self._observe()
         except EnvError:
@@ -267,7 +267,7 @@ class TextArena(Env):
             raise EnvError(f"textarena's {self.name} shows nothing ({why}); choose another game") from error
         if self._let_others_play():
             raise EnvError(f"textarena's {self.name} was over before the team's first turn")
-        return self.seen, {"task": f"{self.name}/{own}"}
+        return self.seen, {"task": f"{self.name}/{game_seed}"}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         ((agent, action),) = actions.items()
@@ -281,8 +281,8 @@ class TextArena(Env):
             return StepResult(
                 {}, {name: self.paid[name] for name in self.agents if name in self.acted}, True, False, info
             )
-        own = self.agents[self.seat or 0]
-        info["outcome"] = (self.paid[own] + 1.0) / 2.0 if self.seat is not None else max(self.paid[own], 0.0)
+        learner = self.agents[self.seat or 0]
+        info["outcome"] = (self.paid[learner] + 1.0) / 2.0 if self.seat is not None else max(self.paid[learner], 0.0)
         return StepResult({}, {}, True, False, info)
 
     def _let_others_play(self) -> bool:
@@ -356,7 +356,7 @@ class TextArena(Env):
         if self.brief:
             # A few games hand over their fields in another order, and a text as the kind.
             boards, warnings = (
-                [str(message) for _, message, kind in untold if getattr(kind, "name", "") == own] for own in KINDS
+                [str(message) for _, message, kind in untold if getattr(kind, "name", "") == label] for label in KINDS
             )
             if boards:  # none after an illegal move
                 self.boards[seat] = boards[-1]
@@ -368,13 +368,13 @@ class TextArena(Env):
     @contextmanager
     def _own_chance(self) -> Iterator[None]:
         """TextArena draws from Python's global generator; here each game has a state of its own."""
-        kept = random.getstate()
+        before = random.getstate()
         random.setstate(self._chance)
         try:
             yield
         finally:
             self._chance = random.getstate()
-            random.setstate(kept)
+            random.setstate(before)
 
 
 def listed_moves(text: str) -> list[str]:

@@ -77,7 +77,7 @@ def make_toolbox(names: Sequence[str], sandbox: str = "bwrap") -> Toolbox:
     if not names:
         raise ConfigError(f"tools is empty; name some: {', '.join(MAKERS)}.")
     made = [named_tools(name, sandbox) for name in names]
-    files = {path: content for _, own in made for path, content in own.items()}
+    files = {path: content for _, contents in made for path, content in contents.items()}
     return Toolbox([tool for tools, _ in made for tool in tools], files)
 
 

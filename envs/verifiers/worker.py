@@ -61,11 +61,11 @@ def sentence(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception as failure:  # the error is of a class of the environment's
         text = f"(its text raises {type(failure).__name__})"
-    frames, own = [], os.path.dirname(os.path.abspath(__file__))
+    frames, here = [], os.path.dirname(os.path.abspath(__file__))
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if os.path.isfile(file) and not file.startswith((own, sys.prefix, sys.base_prefix)):
+        if os.path.isfile(file) and not file.startswith((here, sys.prefix, sys.base_prefix)):
             frames.append(f" ({file}, line {trace.tb_lineno})")
         trace = trace.tb_next
     return (type(error).__name__ + (text and f": {text}"))[:600] + (frames[-1] if frames else "")
@@ -206,9 +206,9 @@ class Loaded:
         env_id, taskset_id = (importable(part) for part in name.rpartition("+")[::2])
         if not isinstance(given.get("taskset", {}), dict):
             raise Refused("does not take these settings: taskset: Input should be a valid dictionary")
-        for kind, own in (("taskset", given.get("taskset", {})), ("environment", {} if not env_id else given)):
-            if "id" in own:
-                raise Refused(f"names its {kind} twice: leave the id {str(own['id'])[:80]!r} out of its settings")
+        for kind, values in (("taskset", given.get("taskset", {})), ("environment", {} if not env_id else given)):
+            if "id" in values:
+                raise Refused(f"names its {kind} twice: leave the id {str(values['id'])[:80]!r} out of its settings")
         given = {
             **given,
             "taskset": {**given.get("taskset", {}), "id": taskset_id},
@@ -266,12 +266,12 @@ class Loaded:
             if setting not in fields or setting in taskset:
                 continue
             values = typing.get_args(fields[setting].annotation)
-            names = {own: next((each for each in theirs if each in values), None) for own, theirs in SPLITS.items()}
+            names = {ours: next((each for each in theirs if each in values), None) for ours, theirs in SPLITS.items()}
             if names["train"] is None or names["test"] is None:
                 continue
-            own = names[split]
-            taskset[setting] = own or names["train"]
-            if own is None:
+            ours = names[split]
+            taskset[setting] = ours or names["train"]
+            if ours is None:
                 return "validation of train"
             return "train of train" if split == "train" and names["validation"] is None else None
         return split
@@ -287,8 +287,8 @@ class Loaded:
             return tasks  # too few to hold any out
         test = 0 if part.endswith("of train") else each
         parts = {"test": ordered[:test], "validation": ordered[test : test + each], "train": ordered[test + each :]}
-        kept = set(parts[part.partition(" ")[0]])
-        return [task for task, own in zip(tasks, hashes, strict=True) if own in kept]
+        hashes_of_part = set(parts[part.partition(" ")[0]])
+        return [task for task, task_hash in zip(tasks, hashes, strict=True) if task_hash in hashes_of_part]
 
     def _with_our_agents(self, chat: Any, config: Any, taskset_id: str) -> tuple[Any, list[str]]:
         """The settings with agents that are played here, and the names of these agents."""
@@ -307,8 +307,8 @@ class Loaded:
             update: dict[str, Any] = {"model": name}
             harness = value.harness.id if value.harness is not None else self.vf.default_harness_id(taskset_id)
             if harness == "null" or (value.harness is None and harness == "bash"):
-                own = {} if value.harness is None else value.harness.model_dump(exclude={"id"}, exclude_unset=True)
-                update["harness"] = chat.ChatConfig(**own)
+                options = {} if value.harness is None else value.harness.model_dump(exclude={"id"}, exclude_unset=True)
+                update["harness"] = chat.ChatConfig(**options)
             named = "runtime" in value.model_fields_set
             if "harness" not in update and not named:
                 seat = value.harness or self.vf.harness_config_type(harness)(id=harness)

@@ -142,7 +142,7 @@ class ProCon(Workflow):
             for name, text in state.said:
                 points[sides[name]] += points_of(text, state.problem) * self._kept(state, name, text, key)
             # A side with more debaters has more turns.
-            pro, con = (points[side] / sum(own == side for own in sides.values()) for side in (PRO, CON))
+            pro, con = (points[side] / sum(taken == side for taken in sides.values()) for side in (PRO, CON))
             return None if pro == con else PRO if pro > con else CON
         decisive = self.decide(self.answers(state) or {}, key)
         given = next((stance(text, key) for text in decisive.values()), None)

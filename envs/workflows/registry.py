@@ -113,11 +113,11 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
             raise ConfigError(
                 f"workflow {name!r} has no setting {option}; leave it out, or take one that has: {', '.join(users)}"
             )
-    if "sees" not in takes and (own := [agent.name for agent in team.agents if agent.sees is not None]):
-        raise ConfigError(f"agent {own[0]!r} has a view of its own (sees), which workflow {name!r} does not use")
-    if "tools" not in takes and (own := [agent.name for agent in team.agents if agent.tools is not None]):
+    if "sees" not in takes and (agents := [agent.name for agent in team.agents if agent.sees is not None]):
+        raise ConfigError(f"agent {agents[0]!r} has a view of its own (sees), which workflow {name!r} does not use")
+    if "tools" not in takes and (agents := [agent.name for agent in team.agents if agent.tools is not None]):
         raise ConfigError(
-            f"agent {own[0]!r} has tools of its own, which workflow {name!r} does not use; take the workflow 'tools'"
+            f"agent {agents[0]!r} has tools of its own, which workflow {name!r} does not use; take the workflow 'tools'"
         )
     try:
         workflow = factory(team, horizon, judge_lines, **given)

@@ -50,8 +50,8 @@ class Debate(Workflow):
 
     def _for_speaker(self, last_texts: Mapping[str, str], name: str) -> Sequence[tuple[str, str]]:
         # Its own words first, so that an agent knows which of the answers is its own.
-        own = [(name, last_texts[name])] if name in last_texts else []
-        return [*own, *((other, last_texts[other]) for other in self.speakers if other != name and other in last_texts)]
+        head = [(name, last_texts[name])] if name in last_texts else []
+        return head + [(other, last_texts[other]) for other in self.speakers if other != name and other in last_texts]
 
     def _for_judge(self, state: TaskState) -> Sequence[tuple[str, str]]:
         last_texts = latest(state)

@@ -270,9 +270,9 @@ def see_own(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
 
 def see_own_and_predecessors(transcript: Lines, agent: str, names: tuple[str, ...]) -> Lines:
     """Its own past turns, and the latest turn of each agent before it (temporal and spatial)."""
-    own = {position for position, _ in _positions(transcript, (agent,))}
+    past_turns = {position for position, _ in _positions(transcript, (agent,))}
     before = {position for position, _ in _latest_positions(transcript, names[: names.index(agent)])}
-    return [line for position, line in enumerate(transcript) if position in own | before]
+    return [line for position, line in enumerate(transcript) if position in past_turns | before]
 
 
 VIEWS: Mapping[str, View] = {
@@ -300,10 +300,10 @@ def view(name: str) -> View:
         return VIEWS[name]
     if ":" not in name:
         raise ConfigError(f"sees: {unknown('view', name, VIEWS)}")
-    own: View = load_object(name)
-    if not callable(own):
-        raise ConfigError(f"sees {name}: expected a function of (transcript, agent, names), found {own!r}")
-    return own
+    function: View = load_object(name)
+    if not callable(function):
+        raise ConfigError(f"sees {name}: expected a function of (transcript, agent, names), found {function!r}")
+    return function
 
 
 def written(

@@ -22,15 +22,15 @@ def audit_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     turns = [turn for episode in episodes for turn in episode.turns if turn.audit is not None and turn.advantages]
     for agent in sorted({turn.agent for turn in turns}):
-        own = [(mean(turn.advantages or [0.0]), turn.audit) for turn in turns if turn.agent == agent and turn.audit]
-        if len(own) < LEAST:
+        audited = [(mean(turn.advantages or [0.0]), turn.audit) for turn in turns if turn.agent == agent and turn.audit]
+        if len(audited) < LEAST:
             continue
-        fidelity = rank_correlation([(advantage, audit.gain) for advantage, audit in own])
+        fidelity = rank_correlation([(advantage, audit.gain) for advantage, audit in audited])
         if fidelity is not None:
             metrics[f"audit_fidelity/{agent}"] = fidelity
-        metrics[f"audit_variance/{agent}"] = std([advantage for advantage, _ in own], unbiased=True) ** 2
-        metrics[f"audit_noise/{agent}"] = mean([audit.noise for _, audit in own])
-        influences = [audit.influence for _, audit in own if audit.influence is not None]
+        metrics[f"audit_variance/{agent}"] = std([advantage for advantage, _ in audited], unbiased=True) ** 2
+        metrics[f"audit_noise/{agent}"] = mean([audit.noise for _, audit in audited])
+        influences = [audit.influence for _, audit in audited if audit.influence is not None]
         if influences:
             metrics[f"audit_influence/{agent}"] = mean(influences)
     return metrics

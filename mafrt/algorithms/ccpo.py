@@ -61,13 +61,13 @@ class Ccpo(GroupRelative):
             known = [row for row in rows if row.dropped is None]
             whole, kl = total(row.reward for row in known), total(row.reward - row.bare for row in known)
             for agent in sorted({row.turn.agent for row in known}):
-                own = [row for row in known if row.turn.agent == agent]
-                contribution = own[0].turn.contribution
+                of_agent = [row for row in known if row.turn.agent == agent]
+                contribution = of_agent[0].turn.contribution
                 if contribution is not None and not math.isfinite(contribution):
                     contribution = None
                 if contribution is not None:
                     agents.setdefault(agent, []).append(contribution)
-                groups.setdefault((own[0].group, agent), []).append((own, whole, kl, contribution))
+                groups.setdefault((of_agent[0].group, agent), []).append((of_agent, whole, kl, contribution))
         group_stats = GroupStats()
         for members in groups.values():
             told = [contribution for *_, contribution in members if contribution is not None]
@@ -82,10 +82,10 @@ class Ccpo(GroupRelative):
                 baseline=self.baseline,
                 eps=self.eps,
                 bare=bare,
-                size=max(abs(row.reward) for own, *_ in members for row in own),
+                size=max(abs(row.reward) for of_agent, *_ in members for row in of_agent),
             )
-            for (own, *_), reward, advantage in zip(members, rewards, advantages, strict=True):
-                for row in own:
+            for (of_agent, *_), reward, advantage in zip(members, rewards, advantages, strict=True):
+                for row in of_agent:
                     tokens = len(row.turn.action_ids)
                     row.fill([advantage] * tokens, [reward] * tokens, mean(rewards))
         paid = {f"contribution/{agent}": mean(numbers) for agent, numbers in sorted(agents.items())}

@@ -165,16 +165,16 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
         for row in reversed(rows):
             if row.dropped is None:
                 # The KL penalty always differs between turns; it would hide that the rewards themselves are flat.
-                own = row.bare
-                rest.append(own)
-                seen.setdefault(row.turn.agent, {}).setdefault(row.own_turn, []).append((own, total(rest)))
+                pay = row.bare
+                rest.append(pay)
+                seen.setdefault(row.turn.agent, {}).setdefault(row.own_turn, []).append((pay, total(rest)))
     observed = {}
     for agent, positions in seen.items():
         pairs = [pair for some in positions.values() for pair in some]
         alike = list(positions.values())
         if max(map(len, alike)) < 2:
             alike = [pairs]  # one turn at each position: they are all that can be compared
-        flat = all(no_spread([own for own, _ in some]) and no_spread([to_end for _, to_end in some]) for some in alike)
+        flat = all(no_spread([pay for pay, _ in some]) and no_spread([to_end for _, to_end in some]) for some in alike)
         every = [to_end for _, to_end in pairs]
         observed[agent] = ObservedReturns(flat, std(every, unbiased=False))
     return observed
@@ -211,14 +211,14 @@ def normalize(
         if all(agent_returns.flat for agent_returns in returns) and returns:
             floor = 1.0
             if not any(row.kl_rewards for row in members):
-                lists = [[0.0] * len(own) for own in lists]
+                lists = [[0.0] * len(values) for values in lists]
             elif critic:
-                lists = [_penalties_to_go(row)[: len(own)] for row, own in zip(members, lists, strict=True)]
-        scaled = standardise([advantage for own in lists for advantage in own], eps=EPS, floor=floor)
+                lists = [_penalties_to_go(row)[: len(values)] for row, values in zip(members, lists, strict=True)]
+        scaled = standardise([advantage for values in lists for advantage in values], eps=EPS, floor=floor)
         start = 0
-        for row, own in zip(members, lists, strict=True):
-            advantages = scaled[start : start + len(own)]
-            start += len(own)
+        for row, values in zip(members, lists, strict=True):
+            advantages = scaled[start : start + len(values)]
+            start += len(values)
             row.turn.advantages = advantages * len(row.turn.action_ids) if by_turn else advantages
 
 
@@ -233,9 +233,9 @@ def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns])
     out = {"turns": float(len(rows))}
     known = [row for row in rows if row.dropped is None]
     for agent in sorted({row.turn.agent for row in known}):
-        own = [row for row in known if row.turn.agent == agent]
-        turns = [row.turn for row in own]
-        out[f"reward/{agent}"] = mean([row.reward for row in own])
+        of_agent = [row for row in known if row.turn.agent == agent]
+        turns = [row.turn for row in of_agent]
+        out[f"reward/{agent}"] = mean([row.reward for row in of_agent])
         if agent in observed:
             out[f"flat_returns/{agent}"] = float(observed[agent].flat)
         if advantages := [advantage for turn in turns for advantage in turn.advantages or ()]:

@@ -96,10 +96,10 @@ class Distillation(Algorithm):
 def _rewards(row: Row) -> list[float] | None:
     """The teacher's log-probability less the student's of each token; None if the teacher's are not known."""
     turn = row.turn
-    own = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
-    if turn.teacher_logprobs is None or not all(map(math.isfinite, (*own, *turn.teacher_logprobs))):
+    logprobs = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
+    if turn.teacher_logprobs is None or not all(map(math.isfinite, (*logprobs, *turn.teacher_logprobs))):
         return None
-    return [theirs - ours for theirs, ours in zip(turn.teacher_logprobs, own, strict=True)]
+    return [theirs - ours for theirs, ours in zip(turn.teacher_logprobs, logprobs, strict=True)]
 
 
 @dataclass(frozen=True)

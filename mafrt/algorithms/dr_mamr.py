@@ -75,8 +75,8 @@ class DrMamr(GroupRelative):
         groups: dict[Hashable, list[Row]] = {}
         for row in measured:
             groups.setdefault((row.group, row.turn.agent), []).append(row)
-        for own in groups.values():
-            _add_influence(own, [shared[row.key] for row in own], self.influence_weight, self.eps)
+        for group in groups.values():
+            _add_influence(group, [shared[row.key] for row in group], self.influence_weight, self.eps)
         return metrics | _metrics(measured, len(rows))
 
 
@@ -104,5 +104,5 @@ def _metrics(measured: list[Row], turns: int) -> dict[str, float]:
     agents: dict[str, list[float]] = {}
     for row in measured:
         agents.setdefault(row.turn.agent, []).append(row.turn.influence or 0.0)
-    own = {f"influence_nats/{agent}": mean(numbers) for agent, numbers in sorted(agents.items())}
-    return own | {"influence_measured": len(measured) / turns}
+    nats = {f"influence_nats/{agent}": mean(numbers) for agent, numbers in sorted(agents.items())}
+    return nats | {"influence_measured": len(measured) / turns}

@@ -152,8 +152,8 @@ def _walk(chain: list[list[Row]], settings: Gae, moved: Mapping[tuple[int, int],
                     row.fill([], [])
             continue
         values = {row.key: step_values(row, settings.level) for row in spoken}
-        first = mean([own[0] for own in values.values()])
-        if gone or next_value is None or not all(math.isfinite(value) for own in values.values() for value in own):
+        first = mean([numbers[0] for numbers in values.values()])
+        if gone or next_value is None or not all(math.isfinite(v) for numbers in values.values() for v in numbers):
             # The chain is cut here: the predecessor bootstraps from this value, as an invented reward would be learnt.
             for row in members:
                 row.drop("nonfinite")
@@ -161,13 +161,13 @@ def _walk(chain: list[list[Row]], settings: Gae, moved: Mapping[tuple[int, int],
             cut_off = False
             continue
         if cut_off:  # only the last step of a truncated episode lacks a future
-            next_value, cut_off = mean([own[-1] for own in values.values()]), False
+            next_value, cut_off = mean([numbers[-1] for numbers in values.values()]), False
         advantages: list[float] = []
         for row in members:
             others = (amount for key, amount in earned.items() if key != row.key)
             late = total([row.later, moved.get(row.key, 0.0), carried, *others])
-            own = _walk_turn(row, values.get(row.key, []), settings, late, next_value, next_advantage)
-            advantages += own[:1]
+            numbers = _walk_turn(row, values.get(row.key, []), settings, late, next_value, next_advantage)
+            advantages += numbers[:1]
         next_value, next_advantage, carried = first, mean(advantages), 0.0
 
 

@@ -55,13 +55,13 @@ class Gdpo(GroupRelative):
         group_stats = GroupStats()
         terms: dict[tuple[int, int], dict[str, float]] = {}
         spread = False
-        for own in groups.values():
-            group_stats.add([row.bare + row.later for row in own], (row.turn.agent for row in own))
-            weights = (context.agent_rewards or {}).get(own[0].turn.agent, self)
-            parts = [_relative(own, number, weights, self.eps) for number in range(3)]
+        for group in groups.values():
+            group_stats.add([row.bare + row.later for row in group], (row.turn.agent for row in group))
+            weights = (context.agent_rewards or {}).get(group[0].turn.agent, self)
+            parts = [_relative(group, number, weights, self.eps) for number in range(3)]
             spread = spread or any(any(part) for part in parts)
-            parts.append(_penalties(own, self.eps))
-            for place, row in enumerate(own):
+            parts.append(_penalties(group, self.eps))
+            for place, row in enumerate(group):
                 named = zip(("outcome", "coach", "reward", "penalties"), parts, strict=True)
                 terms[row.key] = {name: part[place] for name, part in named}
         summed = [total(terms[row.key].values()) for row in rows]

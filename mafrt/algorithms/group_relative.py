@@ -258,5 +258,5 @@ def drop_incomplete(trajectories: Trajectories, *, kl: bool = True) -> list[Sequ
 
 def _key(row: Row, group: str) -> tuple[Hashable, ...]:
     """Identity of the row's group."""
-    own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}
-    return (row.group, *own[group])
+    parts = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}
+    return (row.group, *parts[group])

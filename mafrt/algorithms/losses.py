@@ -195,18 +195,18 @@ def kl_loss(
     """
     check_denominator(denominator)
     good = finite(logprobs, ref_logprobs, old_logprobs)
-    own, ref = blank(logprobs, good), blank(ref_logprobs, good)
-    old = own.detach() if old_logprobs is None else blank(old_logprobs, good)
-    rho = (own - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    new, ref = blank(logprobs, good), blank(ref_logprobs, good)
+    old = new.detach() if old_logprobs is None else blank(old_logprobs, good)
+    rho = (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if kind == "k2":
-        terms = rho.detach() * kl_k2(own, ref)
+        terms = rho.detach() * kl_k2(new, ref)
     elif kind == "k3_corrected":
-        terms = rho * kl_k3(own, ref)
+        terms = rho * kl_k3(new, ref)
     else:
-        terms = {"k1": kl_k1, "k3": kl_k3}[kind](own, ref)
+        terms = {"k1": kl_k1, "k3": kl_k3}[kind](new, ref)
     terms = blank(terms, good)
     with torch.no_grad():
-        estimate = blank(kl_k3(own, ref), good).sum()
+        estimate = blank(kl_k3(new, ref), good).sum()
     stats = {"count": good.sum(), "kl": estimate, "nonfinite": (~good).sum()}
     return coef * terms.sum() / denominator, stats
 
@@ -306,8 +306,8 @@ def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
     """Means of the statistics of micro-batches, by `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
     totals = sum_stats(parts)
     count = max(totals.get("count", 0.0), 1.0)
-    kept = ("count", "nonfinite")
-    return {name: v if name in kept or name.endswith("_max") else v / count for name, v in totals.items()}
+    sums = ("count", "nonfinite")
+    return {name: v if name in sums or name.endswith("_max") else v / count for name, v in totals.items()}
 
 
 def check_denominator(denominator: float) -> None:

@@ -69,8 +69,8 @@ class Rae(Algorithm):
                 returns.setdefault(role, []).append(row.bare + row.later)
                 compared.setdefault(agent, []).append(context.memory.get(_key(role), 0.0))
         for role, numbers in returns.items():
-            kept = self.baseline_decay ** len(numbers)
-            moved = kept * context.memory.get(_key(role), 0.0) + (1.0 - kept) * mean(numbers)
+            weight = self.baseline_decay ** len(numbers)
+            moved = weight * context.memory.get(_key(role), 0.0) + (1.0 - weight) * mean(numbers)
             if math.isfinite(moved):  # a sum of huge rewards may overflow, and would never leave the mean again
                 context.memory[_key(role)] = moved
         return {f"role_baseline/{agent}": mean(numbers) for agent, numbers in sorted(compared.items())}

@@ -101,9 +101,9 @@ def reinforce_pp(trajectories: Trajectories, settings: Reinforce, context: Credi
             agents.setdefault(row.turn.agent, []).append(row)
         else:
             row.drop("nonfinite")
-    for own in agents.values():
-        normalised = _by_index(own, settings) if to_go else _normalised(own, settings)
-        for row, scaled in zip(own, normalised, strict=True):
+    for of_agent in agents.values():
+        normalised = _by_index(of_agent, settings) if to_go else _normalised(of_agent, settings)
+        for row, scaled in zip(of_agent, normalised, strict=True):
             row.turn.advantages = scaled
     for row in alone:
         if row.turn.advantages:  # nothing to compare it with, and the batch's mean is no comparison
@@ -197,8 +197,8 @@ def _subtract_mean(rows: Sequence[Row], settings: Reinforce, *, to_go: bool) -> 
     groups: dict[tuple[object, ...], dict[int, list[Row]]] = {}
     group = "turn" if to_go else settings.group
     for row in rows:
-        own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}[group]
-        groups.setdefault((row.group, *own), {}).setdefault(row.episode, []).append(row)
+        parts = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}[group]
+        groups.setdefault((row.group, *parts), {}).setdefault(row.episode, []).append(row)
     group_stats = GroupStats()
     alone: list[Row] = []
     for trajectories in groups.values():
@@ -249,5 +249,5 @@ def _clip(rows: Sequence[Row], settings: Reinforce) -> None:
         reward = total(row.token_rewards.values())
         if abs(reward) > settings.reward_clip:
             # Scaling instead of cutting keeps the proportions of the spans.
-            kept = settings.reward_clip / abs(reward)
-            row.token_rewards = {token: kept * paid for token, paid in row.token_rewards.items()}
+            scale = settings.reward_clip / abs(reward)
+            row.token_rewards = {token: scale * paid for token, paid in row.token_rewards.items()}

@@ -170,7 +170,7 @@ def reward_rows(
 
     `kl_coef` is the weight of the KL penalty in the reward; 0 needs no reference.
     """
-    own, coached = context.agent_rewards or {}, context.coach
+    of_agents, coached = context.agent_rewards or {}, context.coach
     if coached is None:
         coached = any(turn.coach is not None for episode in episodes for turn in episode.turns)
     spans_lost = 0
@@ -197,7 +197,7 @@ def reward_rows(
             row.cut_off = truncated and future and position == len(episode.turns) - 1
             # Results of an earlier call must not survive for turns that are dropped now.
             turn.advantages = turn.returns = None
-            weights = own.get(turn.agent, settings)
+            weights = of_agents.get(turn.agent, settings)
             payee = position in payees and weights.outcome_weight != 0.0
             spans_lost += _pay(row, episode, weights, context, coached=coached, outcome=payee)
             if truncated and settings.truncation == "mask":
@@ -431,7 +431,7 @@ def _penalise(row: Row, coef: float) -> None:
             "ref_logprobs; fill them first, or set kl_coef to 0."
         )
     old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
-    row.kl_rewards = [coef * (ref - own) for own, ref in zip(old, turn.ref_logprobs, strict=True)]
+    row.kl_rewards = [coef * (ref - old_logprob) for old_logprob, ref in zip(old, turn.ref_logprobs, strict=True)]
     row.reward += total(row.kl_rewards)
     if not math.isfinite(row.reward):
         row.drop("nonfinite")

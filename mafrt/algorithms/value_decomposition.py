@@ -126,14 +126,14 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
 
 def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> float:
     """The counterfactual term of a row's advantage."""
-    own = _own(row)
+    value = _own(row)
     # Equal alternatives (sorted) have no counterfactual signal; the mixer's rounding must not make one.
     if alternatives[0] == alternatives[-1]:
         return 0.0
     if joint is None:
-        return own - mean(alternatives)
+        return value - mean(alternatives)
     q_tot = list(joint(row, alternatives))
-    return q_tot[alternatives.index(own)] - mean(q_tot)
+    return q_tot[alternatives.index(value)] - mean(q_tot)
 
 
 def _residuals(

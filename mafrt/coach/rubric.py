@@ -105,8 +105,8 @@ def _named(name: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_file() or path.is_dir():
         return path
-    own = SHIPPED / f"{name}.md"
-    return own if name in shipped_rubrics() else None
+    shipped_file = SHIPPED / f"{name}.md"
+    return shipped_file if name in shipped_rubrics() else None
 
 
 def _read(path: Path) -> Rubric:

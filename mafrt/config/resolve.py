@@ -175,8 +175,8 @@ def _object(path: str, error: type[MafrtError]) -> Any:
         if part.startswith("_") or (value is not module and isinstance(value, types.ModuleType)):
             raise error(f"{path}: {attribute!r} is no public class or function of the module; name one")
         if not hasattr(value, part):
-            own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
-            names = [n for n, v in own.items() if isinstance(v, type) or inspect.isfunction(v)]
+            defined = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+            names = [n for n, v in defined.items() if isinstance(v, type) or inspect.isfunction(v)]
             reason = (
                 unknown("class or function", attribute, names) if names else "the module defines no class or function"
             )

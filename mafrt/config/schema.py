@@ -92,11 +92,11 @@ def _help_texts(kind: type) -> dict[str, str]:
     tree = _top_classes(kind.__module__).get(kind.__qualname__)
     if tree is None:  # a class inside of a function or another class
         try:
-            own = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+            definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
         except (OSError, TypeError, SyntaxError):
             return {}
-        assert isinstance(own, ast.ClassDef)
-        tree = own
+        assert isinstance(definition, ast.ClassDef)
+        tree = definition
     return {
         before.target.id: str(ast.literal_eval(after.value))
         for before, after in zip(tree.body, tree.body[1:], strict=False)

@@ -228,8 +228,8 @@ def _agent(entry: object, number: int) -> AgentSpec:
         raise ConfigError(f"agent {number} must be an object with the key 'role', found {entry!r}")
     if "agent" in entry:
         made = registered_agent(entry["agent"])
-        own = {key: value for key, value in entry.items() if key != "agent"}
-        entry = {**(_entry(made) if isinstance(made, AgentSpec) else made), **own}
+        overrides = {key: value for key, value in entry.items() if key != "agent"}
+        entry = {**(_entry(made) if isinstance(made, AgentSpec) else made), **overrides}
     if "role" not in entry:
         raise ConfigError(f"agent {number} lacks the key 'role'; it has {keys_of(entry)}")
     where = f"agent {number} ({entry['role']!r})"

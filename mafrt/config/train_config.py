@@ -347,13 +347,13 @@ class TrainConfig:
         """
         parts: dict[str, dict[str, Any]] = {part: {} for part in sections()}
         owner = {name: part for part, kind in sections().items() for name in describe(kind)}
-        own: dict[str, Any] = {}
+        of_algorithm: dict[str, Any] = {}
         for name, value in settings.items():
             if name in owner:
                 parts[owner[name]][name] = value
             else:
-                own[name] = value
-        for name in own:
+                of_algorithm[name] = value
+        for name in of_algorithm:
             meant = synonym(name, owner)
             if meant is not None and name not in AlgorithmSettings.flags():
                 advice = (
@@ -361,7 +361,7 @@ class TrainConfig:
                 )
                 raise ConfigError(f"There is no setting {name!r}; {advice}")
         return cls(
-            algorithm=make_algorithm(algorithm, own, others=owner),
+            algorithm=make_algorithm(algorithm, of_algorithm, others=owner),
             **{part: kind(**parts[part]) for part, kind in sections().items()},
         )
 

@@ -80,7 +80,7 @@ def restored(loaded: Any) -> Any:
             raise ValueError(f"found a tensor at {first}, expected it at {ends[number]}, where the one before ends")
         sizes[number].append(math.prod(shape))
         ends[number] += sizes[number][-1]
-    parts = [iter(whole.split(own)) for whole, own in zip(loaded[TENSORS], sizes, strict=True)]
+    parts = [iter(whole.split(sizes_of_one)) for whole, sizes_of_one in zip(loaded[TENSORS], sizes, strict=True)]
     views = [next(parts[number]).view(shape) for number, _, shape in places]
 
     def give(value: Any) -> Any:

@@ -39,8 +39,8 @@ def _bounds() -> Iterator[tuple[int, int]]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root, names = (GROUPS / "memory", _V1) if controllers else (GROUPS, _V2)
-        own = root / path.lstrip("/")  # which a container may not see: its own group is the root there
-        for folder in [own, *(each for each in own.parents if each.is_relative_to(root))]:
+        group = root / path.lstrip("/")  # which a container may not see: its own group is the root there
+        for folder in [group, *(each for each in group.parents if each.is_relative_to(root))]:
             limit, used, reclaimable = (_text(folder / name).strip() for name in (*names[:2], "memory.stat"))
             if limit.isdecimal() and used.isdecimal():
                 cache = re.search(rf"^{names[2]} (\d+)$", reclaimable, re.MULTILINE)

@@ -26,9 +26,9 @@ FETCHED = ("smollm2",)
 def shipped(path: str) -> Path:
     """`path` if it exists, else the shipped file of that name (`profiles/math_dual.json`)."""
     here = Path(path).expanduser()
-    own = SHIPPED / here
-    if not here.exists() and here.parts[:1] in (("profiles",), ("configs",)) and own.is_file():
-        return own
+    file = SHIPPED / here
+    if not here.exists() and here.parts[:1] in (("profiles",), ("configs",)) and file.is_file():
+        return file
     return here
 
 

@@ -126,16 +126,16 @@ class Siblings:
 
     def joined(self, adapters: Iterable[int], dtype: torch.dtype) -> dict[int, Joined]:
         """By adapter: its weights in all siblings, where it targets any of them; kept until they change."""
-        kept, joined = self._joined, dict[int, Joined]()
+        cached, joined = self._joined, dict[int, Joined]()
         for k in adapters:
             pairs = [(*layer.pairs[k], layer.scalings[k]) if k in layer.pairs else None for layer in self.layers]
             if not any(pairs):
                 continue
             # Torch counts the writes to a tensor, so that a change shows that was not announced.
             writes = sum(a._version + b._version for a, b, _ in filter(None, pairs))
-            if (k, dtype) not in kept or kept[k, dtype][0] != writes:
-                kept[k, dtype] = (writes, join(pairs, self.widths, dtype))
-            joined[k] = kept[k, dtype][1]
+            if (k, dtype) not in cached or cached[k, dtype][0] != writes:
+                cached[k, dtype] = (writes, join(pairs, self.widths, dtype))
+            joined[k] = cached[k, dtype][1]
         return joined
 
     def copies(self) -> list[Tensor]:
@@ -192,8 +192,8 @@ class Siblings:
     def _targets_of(self, present: tuple[int, ...]) -> _Targets:
         """Which of a batch's adapters target the siblings; kept, since adapters come seldom and none goes."""
         key = (present, sum(len(layer.pairs) for layer in self.layers))
-        kept = self._targets  # a local reference: another thread may replace it at any moment
-        if kept is None or kept[0] != key:
+        cached = self._targets  # a local reference: another thread may replace it at any moment
+        if cached is None or cached[0] != key:
             layouts = tuple(
                 tuple((k, layer.ranks[k], layer.scalings[k]) for k in present if k in layer.pairs)
                 for layer in self.layers
@@ -204,8 +204,8 @@ class Siblings:
                 for k, _, _ in layout
                 for p in layer.pairs[k]
             ]
-            self._targets = kept = (key, _Targets(layouts, [k for k, _ in pairs], [p for _, p in pairs]))
-        return kept[1]
+            self._targets = cached = (key, _Targets(layouts, [k for k, _ in pairs], [p for _, p in pairs]))
+        return cached[1]
 
 
 @dataclass
@@ -268,7 +268,7 @@ class _AdaptedLinear(torch.autograd.Function):
             # They are float32; autograd gives them another format where somebody has given an adapter one.
             onto, found = low.backward(grad, x, numbers, targets, len(want))
             if want_x:
-                each = [None if own is None else own.back for own in low.adapters]
+                each = [None if adapter is None else adapter.back for adapter in low.adapters]
                 back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
         grad_x = product(grad, weight, low=back).view(given.shape) if want_x else None
         return grad_x, None, None, None, None, None, *found
@@ -280,8 +280,8 @@ def side_by_side(parts: Sequence[Tensor]) -> Tensor:
         return parts[0]
     first, width, at = parts[0], sum(part.shape[1] for part in parts), parts[0].storage_offset()
     for part in parts:
-        own = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not own or part.stride() != (width, 1) or part.storage_offset() != at:
+        same_storage = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same_storage or part.stride() != (width, 1) or part.storage_offset() != at:
             return torch.cat(list(parts), 1)
         at += part.shape[1]
     return first.as_strided((len(first), width), (width, 1))

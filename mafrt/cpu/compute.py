@@ -155,10 +155,10 @@ def _adapted_by_runs(
     counts = {count for _, count in runs}
     if [k for k, _ in runs] == present and len(counts) == len(set(ranks)) == 1:
         # Products of one shape are one call: a call for each costs more than its product where an adapter has few rows.
-        rows, own = x.reshape(len(runs), counts.pop(), layer.in_features), (len(runs), ranks[0])
-        low = torch.bmm(rows, down.view(*own, -1).transpose(1, 2))
+        rows, shape = x.reshape(len(runs), counts.pop(), layer.in_features), (len(runs), ranks[0])
+        low = torch.bmm(rows, down.view(*shape, -1).transpose(1, 2))
         low = low * torch.tensor([layer.scalings[k] for k in present], dtype=x.dtype).view(-1, 1, 1)
-        return out + torch.bmm(low, up.view(-1, *own).permute(1, 2, 0)).view(out.shape)
+        return out + torch.bmm(low, up.view(-1, *shape).permute(1, 2, 0)).view(out.shape)
     pairs = dict(zip(present, zip(down.split(ranks), up.split(ranks, 1), strict=True), strict=True))
     pieces = []
     # Split and not sliced: the gradient of a slice is a tensor as large as the whole.

@@ -39,10 +39,10 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """As `mafrt.models.delta_rule.step`; `in_place`: the state, contiguous, is written over, in a third of the time."""
     given = _Pass.of(query, key, value, g, beta, state, normed)
-    out, kept = value.new_empty(value.shape), state if in_place else torch.empty(state.shape, dtype=torch.float32)
-    given.out, given.kept = out.data_ptr(), kept.data_ptr()
+    out, next_state = value.new_empty(value.shape), state if in_place else torch.empty(state.shape, dtype=torch.float32)
+    given.out, given.kept = out.data_ptr(), next_state.data_ptr()
     _call("delta_step", ctypes.byref(given))
-    return out, kept
+    return out, next_state
 
 
 def chunks(
@@ -67,13 +67,13 @@ class _Chunks(torch.autograd.Function):
         given = _Pass.of(query, key, value, g, beta, state, normed)
         rows, _, heads, width = value.shape
         out = value.new_empty(value.shape)
-        kept = torch.empty(rows, heads, key.shape[3], width, dtype=torch.float32)
-        given.out, given.kept = out.data_ptr(), kept.data_ptr()
+        last_state = torch.empty(rows, heads, key.shape[3], width, dtype=torch.float32)
+        given.out, given.kept = out.data_ptr(), last_state.data_ptr()
         _call("delta_chunks", ctypes.byref(given), 0)
         ctx.save_for_backward(query, key, value, g, beta, state)
         ctx.normed = normed
         ctx.set_materialize_grads(False)
-        return out, kept
+        return out, last_state
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

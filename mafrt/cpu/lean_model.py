@@ -163,10 +163,10 @@ class LeanModel(DecodeModel):
 
     def exact(self, factors: Tensor) -> Tensor:
         """The factors of a norm in float32, contiguous; kept, since every step asks for them."""
-        kept = self._exact.get(id(factors))
-        if kept is None:  # held along with the key, so that no other tensor gets its number
-            kept = self._exact[id(factors)] = (factors, factors.detach().float().contiguous())
-        return kept[1]
+        cached = self._exact.get(id(factors))
+        if cached is None:  # held along with the key, so that no other tensor gets its number
+            cached = self._exact[id(factors)] = (factors, factors.detach().float().contiguous())
+        return cached[1]
 
     @property
     def stale(self) -> bool:  # type: ignore[override]
@@ -207,8 +207,8 @@ class LeanModel(DecodeModel):
             return [found.get(number) for number in numbers]
         joined = list[Joined | None]()
         for k in numbers:
-            own = [(*layer.pairs[k], layer.scalings[k]) if layer and k in layer.pairs else None for layer in layers]
-            joined.append(join(own, linear.widths, self.dtype) if any(own) else None)
+            pairs = [(*layer.pairs[k], layer.scalings[k]) if layer and k in layer.pairs else None for layer in layers]
+            joined.append(join(pairs, linear.widths, self.dtype) if any(pairs) else None)
         return joined
 
     def _state(self, names: Sequence[str]) -> tuple[object, ...]:

@@ -32,9 +32,9 @@ class Rows(NamedTuple):
     def of(cls, families: Sequence[tuple[int, int, bool, Sequence[tuple[int, int]]]]) -> Rows:
         """From each family's beginning (first token, length, whether another pass has it) and its rows."""
         lines, rows = list[tuple[int, int, int, int]](), list[tuple[int, int]]()
-        for first, length, past, own in families:
+        for first, length, past, answer_rows in families:
             lines.append((first, length, int(past), len(rows)))
-            rows += own
+            rows += answer_rows
         return cls(torch.tensor([*lines, (0, 0, 0, len(rows))]), torch.tensor(rows).view(-1, 2))
 
 
@@ -79,8 +79,8 @@ class _RowsAttention(torch.autograd.Function):
         grad = _side_by_side(grads[0]).transpose(0, 1)
         # Heads of a token side by side, as the layers before had them: their way back needs no copy then.
         dq, dk, dv = (t.new_empty(t.shape[1], t.shape[0], t.shape[2]).transpose(0, 1) for t in (query, key, value))
-        kept = (past[0], past[1]) if past else None
-        _run(True, query, key, value, ctx.rows, ctx.scale, kept, lse, grad=grad, dq=dq, dk=dk, dv=dv)
+        prefix = (past[0], past[1]) if past else None
+        _run(True, query, key, value, ctx.rows, ctx.scale, prefix, lse, grad=grad, dq=dq, dk=dk, dv=dv)
         return dq, dk, dv, None, None, None
 
 

@@ -77,12 +77,12 @@ class Joined:
 def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
     """From A `[r, in]`, B `[out, r]` and the scaling of each layer; None: the adapter does not target it."""
     ranks = tuple(0 if pair is None else len(pair[0]) for pair in pairs)
-    own = [(pair[0].detach(), pair[1].detach(), pair[2]) for pair in pairs if pair is not None]
-    first, size = own[0][0], own[0][0].shape[1]
-    plain = all(t.dtype == torch.float32 and t.is_contiguous() for a, b, _ in own for t in (a, b))
+    given_pairs = [(pair[0].detach(), pair[1].detach(), pair[2]) for pair in pairs if pair is not None]
+    first, size = given_pairs[0][0], given_pairs[0][0].shape[1]
+    plain = all(t.dtype == torch.float32 and t.is_contiguous() for a, b, _ in given_pairs for t in (a, b))
     if not plain or not serves(dtype, first.device.type):
-        down = torch.cat([a for a, _, _ in own]).to(dtype)
-        blocks = torch.cat([(b.t() * scale).to(dtype).flatten() for _, b, scale in own])
+        down = torch.cat([a for a, _, _ in given_pairs]).to(dtype)
+        blocks = torch.cat([(b.t() * scale).to(dtype).flatten() for _, b, scale in given_pairs])
         return Joined(down, blocks, ranks, tuple(widths))
     down = torch.empty(sum(ranks), size, dtype=dtype)
     blocks = torch.empty(sum(r * width for r, width in zip(ranks, widths, strict=True)), dtype=dtype)
@@ -184,12 +184,12 @@ class LowRank:
         self._numbers: Tensor | None = numbers
         self._given = given
         self._held = (
-            *_starts(tuple(own and own.ranks for own in adapters), self.widths),
-            None if given else _pointers([own.down if own else None for own in adapters]),
+            *_starts(tuple(one and one.ranks for one in adapters), self.widths),
+            None if given else _pointers([one.down if one else None for one in adapters]),
             # Products in panels do not read it, and gradients are taken of what was not given.
-            None if given and panels else _pointers([own.blocks if own else None for own in adapters]),
-            _pointers([own.panels if own else None for own in adapters]) if panels else None,
-            _panel_places(tuple(own and (own.ranks, own.widths) for own in adapters), _step(numbers.dtype))
+            None if given and panels else _pointers([one.blocks if one else None for one in adapters]),
+            _pointers([one.panels if one else None for one in adapters]) if panels else None,
+            _panel_places(tuple(one and (one.ranks, one.widths) for one in adapters), _step(numbers.dtype))
             if panels
             else None,
         )
@@ -219,14 +219,14 @@ class LowRank:
         _call("low_rank_up", out.dtype, self.reference, out.data_ptr(), out.stride(0))
 
     def backward(
-        self, grad: Tensor, x: Tensor, kept: Tensor, targets: Sequence[Targets | None], count: int
+        self, grad: Tensor, x: Tensor, low: Tensor, targets: Sequence[Targets | None], count: int
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The gradients, from that of the outputs `[rows, out of all]`.
 
         Args:
             grad: of the outputs.
             x: the inputs `[rows, in]`.
-            kept: the numbers, as the product had them.
+            low: the numbers, as the product had them.
             targets: of each segment's adapter; None: it gets no gradients.
             count: of the places that targets name.
 
@@ -236,10 +236,10 @@ class LowRank:
         """
         # A gradient may be one number that stands for all, as that of a sum is.
         grad, x = (t if t.stride(1) == 1 else t.contiguous() for t in (grad, x))
-        shapes = tuple(own and (own.ranks, each) for own, each in zip(self.adapters, targets, strict=True))
+        shapes = tuple(one and (one.ranks, each) for one, each in zip(self.adapters, targets, strict=True))
         plan = plan_of(self.segments.owners, shapes, self.widths, x.shape[1], count)
         grads = torch.empty(plan.size)
-        numbers = torch.empty_like(kept)
+        numbers = torch.empty_like(low)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
         _call(
@@ -250,8 +250,8 @@ class LowRank:
             x.data_ptr(),
             x.stride(0),
             x.shape[1],
-            kept.data_ptr(),
-            kept.stride(0),
+            low.data_ptr(),
+            low.stride(0),
             ctypes.byref(table),
             plan.factors,
             plan.fresh,
@@ -268,7 +268,7 @@ class LowRank:
 def _starts(adapters: tuple[tuple[int, ...] | None, ...], widths: tuple[int, ...]) -> tuple[Any, Any]:
     """The first rank of each layer by segment, and the first output of each layer, as the kernels take them."""
     none = (0,) * (len(widths) + 1)
-    ranks = [r for own in adapters for r in ((0, *accumulate(own)) if own else none)]
+    ranks = [r for adapter_ranks in adapters for r in ((0, *accumulate(adapter_ranks)) if adapter_ranks else none)]
     columns = (0, *accumulate(widths))
     return _integers(ranks), _integers(columns)
 
@@ -277,7 +277,7 @@ def _starts(adapters: tuple[tuple[int, ...] | None, ...], widths: tuple[int, ...
 def _panel_places(adapters: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...], step: int) -> Any:
     """Where each panel begins, by segment, as the kernels take it."""
     # Those of an adapter are kept by `_shape`, and here too, for as long as their addresses are.
-    each = [None if own is None else _shape(*own, step).places for own in adapters]
+    each = [None if one is None else _shape(*one, step).places for one in adapters]
     array = _places([None if places is None else ctypes.addressof(places) for places in each])
     array.held = each
     return array
@@ -285,7 +285,7 @@ def _panel_places(adapters: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None
 
 def columns_for(adapters: Iterable[Joined | None]) -> int:
     """Columns of a table's numbers: the largest sum of ranks, made even for the products in pairs."""
-    most = max((sum(own.ranks) for own in adapters if own), default=0)
+    most = max((sum(one.ranks) for one in adapters if one), default=0)
     return most + most % 2
 
 

@@ -51,9 +51,9 @@ class Plan:
     ) -> None:
         # Several segments of one adapter are summed into one place.
         learning = {
-            owner: (own[0], {layer: (place, scale) for layer, place, scale in own[1]})
-            for owner, own in zip(owners, adapters, strict=True)
-            if own is not None and own[1] is not None
+            owner: (adapter[0], {layer: (place, scale) for layer, place, scale in adapter[1]})
+            for owner, adapter in zip(owners, adapters, strict=True)
+            if adapter is not None and adapter[1] is not None
         }
         number, layers = {owner: k for k, owner in enumerate(learning)}, range(len(widths))
         self.fresh = bytes(owner not in owners[:place] for place, owner in enumerate(owners))

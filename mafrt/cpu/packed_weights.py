@@ -53,15 +53,15 @@ class PackedWeights:
         key = (transposed, *((weight.data_ptr(), weight.dtype, weight.shape) for weight in weights))
         # Torch counts the writes to a tensor.
         version = sum(weight._version for weight in weights)
-        kept = self._packed.get(key)
-        if kept is None or kept[0] != version:
+        cached = self._packed.get(key)
+        if cached is None or cached[0] != version:
             with torch.no_grad():
                 whole = weights[0] if len(weights) == 1 else torch.cat(weights)
                 whole = whole.t().contiguous() if transposed else whole
                 # The weights' memory is held along with it, so that no other weight comes to lie at their addresses:
                 # `Module.to` gives a parameter new memory and lets the old one go.
-                kept = self._packed[key] = (version, [w.detach() for w in weights], pack(whole.detach()))
-        return kept[2]
+                cached = self._packed[key] = (version, [w.detach() for w in weights], pack(whole.detach()))
+        return cached[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
         """Without the copies, which torch cannot copy: those of another model are made of its own weights."""

@@ -32,8 +32,8 @@ def use_recorded_mlps(model: nn.Module) -> int:
     found = 0
     for module in model.modules():
         if not isinstance(module, _Recorded) and _is_swiglu(module):
-            own = type(module)
-            module.__class__ = type(own.__name__, (_RecordedMlp, own), {})
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (_RecordedMlp, kind), {})
             found += 1
     return found
 
@@ -124,15 +124,15 @@ def _with_rotary(kind: Any) -> type[nn.Module] | None:
             return theirs(*args, **kwargs)
         return _Rotary.apply(*args)
 
-    own = FunctionType(
+    recorded = FunctionType(
         forward.__code__,
         {**forward.__globals__, ROTARY: rotary},
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
     )
-    own.__kwdefaults__ = forward.__kwdefaults__
-    return type(kind.__name__, (_Recorded, kind), {"forward": own, "__module__": kind.__module__})
+    recorded.__kwdefaults__ = forward.__kwdefaults__
+    return type(kind.__name__, (_Recorded, kind), {"forward": recorded, "__module__": kind.__module__})
 
 
 def _suits(q: Tensor, k: Tensor, cosine: Tensor, sine: Tensor) -> bool:

@@ -30,8 +30,8 @@ def use_recorded_norms(model: nn.Module) -> int:
         form = None if isinstance(module, (_Plain, _Gated)) else form_of(module)
         if form is not None:
             # A class of the same name under the module's own: who asks for its class or its weights finds them.
-            own, ours = type(module), _Gated if form.gated else _Plain
-            module.__class__ = type(own.__name__, (ours, own), {"eps_of": form.eps, "plus_one": form.plus_one})
+            kind, ours = type(module), _Gated if form.gated else _Plain
+            module.__class__ = type(kind.__name__, (ours, kind), {"eps_of": form.eps, "plus_one": form.plus_one})
             found += 1
     return found
 

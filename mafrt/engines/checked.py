@@ -78,8 +78,8 @@ class CheckedEngine:
             if name not in shortest or len(answer.ids) < len(shortest[name][1].ids):
                 shortest[name] = request, answer
         for name, (request, answer) in shortest.items():
-            own = trainer_logprobs(self.base, list(request.prompt_ids), answer, name, request.sampling)
-            gap, bound = mean_gap(answer, own), nats_apart(self.base)
+            expected = trainer_logprobs(self.base, list(request.prompt_ids), answer, name, request.sampling)
+            gap, bound = mean_gap(answer, expected), nats_apart(self.base)
             if not gap <= bound:
                 raise ModelError(
                     f"engine {self.name}, adapter {name!r}: the log-probabilities of an answer differ from the "

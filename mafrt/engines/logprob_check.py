@@ -132,9 +132,9 @@ def _check_adapters(
     answers = engine.generate([Request(prompt, name, PLAIN, seed=10 + place) for place, name in enumerate(names)])
     gaps, effects = [0.0], [math.inf]
     for name, answer in zip(names, answers, strict=True):
-        own = trainer_logprobs(base, prompt, answer, name, PLAIN)
+        expected = trainer_logprobs(base, prompt, answer, name, PLAIN)
         bare = trainer_logprobs(base, prompt, answer, None, PLAIN)
-        gap, effect = mean_gap(answer, own), float((own - bare).abs().mean())
+        gap, effect = mean_gap(answer, expected), float((expected - bare).abs().mean())
         if not gap <= bound:
             base.load_adapter_state(name, replaced[name])
             if mean_gap(answer, bare) <= bound:
@@ -189,10 +189,10 @@ def trainer_logprobs(
     if how.truncated:
         rows = len(probs)
         one, k, p = (torch.full((rows,), value, device=probs.device) for value in (1.0, how.top_k, how.top_p))
-        kept = probs.masked_fill(truncate(logits, one, k, p) == -math.inf, 0.0)
-        last = kept.where(kept > 0, 1.0).amin(1)
+        truncated = probs.masked_fill(truncate(logits, one, k, p) == -math.inf, 0.0)
+        last = truncated.where(truncated > 0, 1.0).amin(1)
         tied = (chosen < last) & (chosen >= last * math.exp(-EDGE * nats_apart(base)))
-        chosen = chosen.where((chosen >= last) | tied, 0.0) / (kept.sum(1) + (chosen - last).where(tied, 0.0))
+        chosen = chosen.where((chosen >= last) | tied, 0.0) / (truncated.sum(1) + (chosen - last).where(tied, 0.0))
     return chosen.log().cpu()
 
 

@@ -270,21 +270,21 @@ class _TransitionWatch:
         vars(self.env).pop("transition", None)
 
     def __call__(self, state: Any, actions: dict[str, str]) -> Any:
-        kept = copy.deepcopy((state, actions))
-        rng, own = self.env.rng.getstate(), _shallow(self.env)
+        before = copy.deepcopy((state, actions))
+        rng, attrs = self.env.rng.getstate(), _shallow(self.env)
         with attributed(self.env, "transition"):
             result = self.inner(state, actions)
         snapshot = copy.deepcopy(result)
         if self.env.rng.getstate() != rng:
             self.problems.add("transition() draws random numbers; draw them in step() or keep them in the state")
             return result
-        if changed := sorted(k for k, v in _shallow(self.env).items() if k not in own or not _same(own[k], v)):
+        if changed := sorted(k for k, v in _shallow(self.env).items() if k not in attrs or not _same(attrs[k], v)):
             self.problems.add(f"transition() changes the environment itself ({', '.join(changed)}); do so in step()")
             return result
-        if not _same((state, actions), kept):
+        if not _same((state, actions), before):
             self.problems.add("transition() changes its arguments; build a new state instead")
             return result
-        again = self.inner(*copy.deepcopy(kept))
+        again = self.inner(*copy.deepcopy(before))
         if not _same(again, snapshot):
             self.problems.add("transition() gave different states for equal arguments; it must depend on nothing else")
         return result

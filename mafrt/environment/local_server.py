@@ -74,11 +74,11 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
     if len(hosts) != 1:
         raise RefusedError(403, f"a request needs one Host header, found {len(hosts)}")
     asked = _name(hosts[0])
-    own = LOOPBACK if host in LOOPBACK else (*LOOPBACK, host)
+    names = LOOPBACK if host in LOOPBACK else (*LOOPBACK, host)
     anyone = token and host not in LOOPBACK
-    if asked is None or not (anyone or asked in own):
+    if asked is None or not (anyone or asked in names):
         raise RefusedError(
-            403, f"this server answers to {', '.join(own)}, not to the Host {shortened(hosts[0])!r}; use one of these"
+            403, f"this server answers to {', '.join(names)}, not to the Host {shortened(hosts[0])!r}; use one of these"
         )
     for origin in given.get("origin", []):
         # A page of an application has a scheme of its own, and `localhost` for its name.

@@ -112,14 +112,14 @@ def side_by_side(caches: Sequence[Any], lengths: Sequence[int]) -> Any:
     made = copy.copy(longest)
     made.layers = [copy.copy(layer) for layer in longest.layers]
     for number, layer in enumerate(made.layers):
-        own = [cache.layers[number] for cache in caches]
+        layers = [cache.layers[number] for cache in caches]
         if isinstance(layer, DynamicLayer):
             layer.keys, layer.values = (
-                _ending_together([getattr(o, name) for o in own]) for name in ("keys", "values")
+                _ending_together([getattr(o, name) for o in layers]) for name in ("keys", "values")
             )
         if isinstance(layer, LinearAttentionLayer):
             for name in ("conv_states", "recurrent_states"):
-                states = {key: [getattr(o, name)[key] for o in own] for key in getattr(layer, name)}
+                states = {key: [getattr(o, name)[key] for o in layers] for key in getattr(layer, name)}
                 setattr(layer, name, {key: None if s[0] is None else torch.cat(s) for key, s in states.items()})
     return made
 

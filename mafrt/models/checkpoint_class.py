@@ -93,7 +93,7 @@ def _hub_kernels(config: dict[str, Any]) -> list[str]:
             entries = value.items() if isinstance(value, dict) else enumerate(value)
             # Below a dict of implementations the keys are names of parts of the model.
             parts += [
-                (key if key.strip("_").partition("_implementation")[1] else str(own), one) for own, one in entries
+                (key if key.strip("_").partition("_implementation")[1] else str(parent), one) for parent, one in entries
             ]
         elif "_implementation" in key and "/" in str(value):
             found.append(str(value))
@@ -190,15 +190,15 @@ def quantised_by(config: dict[str, Any]) -> str | None:
     """The method by which a checkpoint's weights are quantised; None: they are not."""
     for part in (config, config.get("text_config")):
         for field in ("quantization_config", "compression_config", "quantization"):  # MLX writes the last
-            if isinstance(part, dict) and isinstance(own := part.get(field), dict):
-                return str(own.get("quant_method") or "no method named")
+            if isinstance(part, dict) and isinstance(quant := part.get(field), dict):
+                return str(quant.get("quant_method") or "no method named")
     return None
 
 
 def _own_bits(config: dict[str, Any]) -> int | None:
     """Bits of weights that bitsandbytes quantised; None where config.json does not say."""
-    own = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
-    return next((bits for bits in (4, 8) if own.get(f"load_in_{bits}bit")), None)
+    quant = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+    return next((bits for bits in (4, 8) if quant.get(f"load_in_{bits}bit")), None)
 
 
 def _described(config: dict[str, Any]) -> tuple[str, str, str]:
@@ -234,9 +234,9 @@ def check_weights(name: str, path: str, config: Mapping[str, Any], *, trust_remo
         if files and (wrong := _too_large(config, shapes) or _whole_numbers(config, files)):
             return wrong
         try:
-            own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            config_read = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
             with torch.device("meta"), no_init_weights():
-                model = loader.from_config(own, trust_remote_code=trust_remote_code)
+                model = loader.from_config(config_read, trust_remote_code=trust_remote_code)
         except MemoryError:
             raise
         except Exception:  # loading says why

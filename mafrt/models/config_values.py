@@ -26,13 +26,13 @@ OF_TEXT = ("text_config", "rope_parameters", "rope_scaling")
 """parts of a config.json that are of the text too"""
 
 
-def check_values(name: str, config: Mapping[str, Any], own: Any, tokenizer: Any, folder: Path | None) -> None:
+def check_values(name: str, config: Mapping[str, Any], parsed: Any, tokenizer: Any, folder: Path | None) -> None:
     """Raise ModelError for a value that no model can have.
 
     Args:
         name: of the model, for the message.
         config: content of its config.json.
-        own: that as transformers reads it.
+        parsed: that as transformers reads it.
         tokenizer: of the model.
         folder: with its generation_config.json, if it has one; None: that is not looked at.
     """
@@ -46,7 +46,7 @@ def check_values(name: str, config: Mapping[str, Any], own: Any, tokenizer: Any,
                 raise _wrong(name, field, value, "a number of at least 0")
             if field in ("dtype", "torch_dtype") and str(value or "auto").removeprefix("torch.") not in FORMATS:
                 raise _wrong(name, field, value, f"one of {', '.join(FORMATS[:3])}")
-    rows = getattr(own.get_text_config(), "vocab_size", None)
+    rows = getattr(parsed.get_text_config(), "vocab_size", None)
     generation = _generation(name, folder)
     ends = [("config.json", part.get("eos_token_id")) for part in parts]
     ends += [("generation_config.json", generation.get("eos_token_id")), ("tokenizer", tokenizer.eos_token_id)]

@@ -89,8 +89,8 @@ def one_step(theirs: Form, compute_for: Callable[[str], Any]) -> Form:
                 **more,
             )
         given = query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel
-        out, kept = compute_for(value.device.type).delta_step(*given, in_place=_OVERWRITES.get())
-        return out, kept if output_final_state else None
+        out, state_after = compute_for(value.device.type).delta_step(*given, in_place=_OVERWRITES.get())
+        return out, state_after if output_final_state else None
 
     return _marked(taken, theirs)
 
@@ -145,8 +145,8 @@ def even_chunks(theirs: Form, compute_for: Callable[[str], Any]) -> Form:
         **more: Any,
     ) -> tuple[Tensor, Tensor | None]:
         given = query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel
-        out, kept = compute_for(value.device.type).delta_chunks(*given)
-        return out, kept if output_final_state else None
+        out, state_after = compute_for(value.device.type).delta_chunks(*given)
+        return out, state_after if output_final_state else None
 
     return _marked(taken, theirs)
 

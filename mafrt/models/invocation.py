@@ -29,17 +29,17 @@ def invocation_of(tokenizer: Any, base_name: str) -> tuple[int, ...]:
         before, whole = (fill_template(tokenizer, chat, add_generation_prompt=asked) for asked in (False, True))
         begin = whole[len(before) :] if whole.startswith(before) else ""
         ids = list(tokenizer.encode(whole, add_special_tokens=False))
-        own = list(tokenizer.encode(begin, add_special_tokens=False))
+        marker = list(tokenizer.encode(begin, add_special_tokens=False))
     else:
         begin = PLAIN
-        ids, own = (list(tokenizer.encode(text, add_special_tokens=False)) for text in (f"user: ?\n{begin}", begin))
+        ids, marker = (list(tokenizer.encode(text, add_special_tokens=False)) for text in (f"user: ?\n{begin}", begin))
     # A tokenizer may merge across the border, and then the tokens that end the prompt are not those of the words alone.
-    if not own or ids[-len(own) :] != own:
+    if not marker or ids[-len(marker) :] != marker:
         raise ConfigError(
             f"adapter_scope is action, but the chat template of {base_name} begins an answer with {begin!r}, which is "
             "no sequence of whole tokens at the prompt's end; use adapter_scope all, or another chat template"
         )
-    return tuple(own)
+    return tuple(marker)
 
 
 def active_from(prompt: Sequence[int], invocation: Sequence[int]) -> int:

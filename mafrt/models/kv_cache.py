@@ -75,8 +75,8 @@ class KVLayer(CacheLayerMixin):
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`."""
         if self.keys is not None:
-            kept = (whole[:, :, : self.used].index_select(0, rows) for whole in (self.keys, self.values))
-            self.keys, self.values = (self._room(own, own) for own in kept)
+            remaining = (whole[:, :, : self.used].index_select(0, rows) for whole in (self.keys, self.values))
+            self.keys, self.values = (self._room(buffer, buffer) for buffer in remaining)
 
     def get_seq_length(self, *args: Any) -> int:
         return self.used

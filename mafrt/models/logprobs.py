@@ -125,7 +125,7 @@ class FrozenHead:
         # In place, and each buffer let go where it ends: they are the most of what learning holds beside the base.
         logp = logits.mul_(scale).log_softmax(1)
         del logits
-        own, p = logp.gather(1, targets.unsqueeze(1)), logp.exp()
+        chosen, p = logp.gather(1, targets.unsqueeze(1)), logp.exp()
         # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
         surprise = logp.clamp_(min=torch.finfo(logp.dtype).min).mul_(p)
         del logp
@@ -144,7 +144,7 @@ class FrozenHead:
             d_logprobs = (target - mean) * scale
             if want_entropy:
                 d_entropies = self.back(surprise).add_(mean * entropies) * -scale
-        return Scores(own.squeeze(1), entropies.squeeze(1), d_logprobs, d_entropies)
+        return Scores(chosen.squeeze(1), entropies.squeeze(1), d_logprobs, d_entropies)
 
 
 def token_logprobs(

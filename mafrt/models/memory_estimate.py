@@ -233,13 +233,13 @@ def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
         each += 2 * number - (number if use.rows else 0)
     if use.reference == "initial":  # frozen: weights, and their copy in the base's precision where they are multiplied
         each += 4 + (2 * number if copies else number)
-    kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
+    number_bytes = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
     return MemoryEstimate(
         base / shards,
         base if use.rows else base / shards,
         use.agents * adapter_weights(shape, use) * each,
         activations(shape, use, number),
-        2.0 * kept * use.rows * use.context * (shape.layers - shape.recurrent) * shape.kv_heads * shape.head_dim
+        2.0 * number_bytes * use.rows * use.context * (shape.layers - shape.recurrent) * shape.kv_heads * shape.head_dim
         + 4.0 * use.rows * shape.recurrent * shape.state_rows * shape.state_values,
     )
 
@@ -300,11 +300,11 @@ def activations(shape: ModelShape, use: MemoryInputs, number: int) -> float:
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
-        kept = tokens * shape.layers * number * shape.hidden
+        between_blocks = tokens * shape.layers * number * shape.hidden
         if use.on_cpu:
-            return float(kept + tokens * in_a_block + head)
+            return float(between_blocks + tokens * in_a_block + head)
         # The head lets its logits go before the first block is computed again; its gradient stays.
-        return float(kept + max(tokens * in_a_block + number * tokens * shape.hidden, head))
+        return float(between_blocks + max(tokens * in_a_block + number * tokens * shape.hidden, head))
     return float(tokens * of_all + head)
 
 

@@ -94,8 +94,8 @@ class StackedLoRALinear(nn.Module):
             if key not in routing.derived:
                 joined = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)
                 routing.derived[key] = tuple(t.to(dtype) for t in joined)
-            kept: tuple[Tensor, Tensor] = routing.derived[key]
-            return kept
+            pair: tuple[Tensor, Tensor] = routing.derived[key]
+            return pair
         # Torch counts the writes to a tensor, so that a change shows that was not announced.
         state = (tuple(adapters), dtype, sum(a._version + b._version for a, b in pairs))
         last = self._stacked  # a local reference: another thread may replace it at any moment

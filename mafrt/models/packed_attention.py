@@ -88,8 +88,8 @@ def packed_attention(
     plain = not asks_more and cap is None
     rows = PackedRows(packing, attend, scale, kwargs.get("sliding_window"), past, plain)
     # Not `[0]`, whose way back fills a tensor of zeros and copies the gradient into it.
-    own = query.squeeze(0), key.squeeze(0), value.squeeze(0)
-    return compute.packed_attention(*own, rows).unsqueeze(0), None
+    by_head = query.squeeze(0), key.squeeze(0), value.squeeze(0)
+    return compute.packed_attention(*by_head, rows).unsqueeze(0), None
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class PackedRows:
         # [heads, rows, longest, head_dim] -> [rows, heads, ...]
         queries, *others = (part[:, family.rests].transpose(0, 1) for part in parts)
         keys, values = (
-            torch.cat((part.unsqueeze(0).expand(len(own), -1, -1, -1), own), 2)
-            for part, own in zip(common, others, strict=True)
+            torch.cat((part.unsqueeze(0).expand(len(answers), -1, -1, -1), answers), 2)
+            for part, answers in zip(common, others, strict=True)
         )
         seen = self._mask(family.rests.shape[1], family.shared, queries.device)
         seen = family.mask if seen is None else seen
@@ -189,8 +189,8 @@ def capped_attention(
     parts = []
     for start in range(0, len(query), each):
         some = slice(start, start + each)
-        own = mask[some] if mask is not None and len(mask) == len(query) else mask
-        given = (query[some], key[some], value[some], own, scale, cap)
+        part_mask = mask[some] if mask is not None and len(mask) == len(query) else mask
+        given = (query[some], key[some], value[some], part_mask, scale, cap)
         # Without gradients there is nothing to compute again.
         needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         parts.append(checkpoint(_attend, *given, use_reentrant=False) if needs else _attend(*given))

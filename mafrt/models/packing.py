@@ -169,7 +169,7 @@ class SharedPrefixes:
         token = torch.full((real.numel(),), -1)
         token[packing.places] = packing.source
         columns = {row: fixed[row].nonzero().squeeze(1) for row in rows}
-        of_row = {row: token[own * steps + columns[own]] for row, own in same.items()}
+        of_row = {row: token[column * steps + columns[column]] for row, column in same.items()}
         places = torch.cat([row * steps + columns[row] for row in rows])
         source = torch.cat([of_row[row] for row in rows])
         packing = replace(packing, places=places, source=source, in_order=False, kept={}).to(device)
@@ -214,13 +214,13 @@ def pack(
         first, sizes = len(take), list[int]()
         for number, row in enumerate(rows):
             flat = [row * steps + column for column in columns[row]]
-            own = flat if number == 0 else flat[shared:]
+            at = flat if number == 0 else flat[shared:]
             places += flat
             source += range(first, first + shared)
             start = len(take) + (shared if number == 0 else 0)
             source += range(start, start + len(flat) - shared)
-            take += own
-            each = [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()[-len(own) :]
+            take += at
+            each = [int(index[row])] * len(at) if index.dim() == 1 else index[row, columns[row]].tolist()[-len(at) :]
             adapters += each
             sizes.append(len(flat) - shared)
         if len(rows) > 1 or rows[0] in past:
@@ -249,7 +249,7 @@ def ordered_families(
     most: int,
 ) -> tuple[list[list[int]], dict[int, int]]:
     """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row."""
-    lengths = [len(own) for own in columns]
+    lengths = [len(row_columns) for row_columns in columns]
     families = [[row] for row in range(len(lengths)) if lengths[row]]
     prefix: dict[int, int] = {}
     if ids is not None:
@@ -258,7 +258,7 @@ def ordered_families(
         if index.dim() == 2:
             # One number for token and adapter: rows are then compared as plain lists.
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
-        tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
+        tokens = [[row[c] for c in row_columns] for row, row_columns in zip(keys.tolist(), columns, strict=True)]
         fresh = [[] if n in past else row for n, row in enumerate(tokens)]
         families, prefix = _families(fresh, groups, least_shared, most)
         if past:

@@ -139,8 +139,8 @@ def stems(paths: Collection[str], experts: Collection[str], stored: Mapping[str,
         if path in paths:
             targeted.setdefault(path.rpartition(".")[0], []).append(path)
     names = {path: stored.get(path, path) for path in paths}
-    for module, own in targeted.items():
-        names |= {path: module + ".base_layer" * depth for depth, path in enumerate(reversed(own))}
+    for module, chain in targeted.items():
+        names |= {path: module + ".base_layer" * depth for depth, path in enumerate(reversed(chain))}
     return names
 
 
@@ -151,8 +151,8 @@ def keys(path: str) -> tuple[str, str]:
 
 def state_of(layers: Layers) -> dict[str, Tensor]:
     """A copy of the tensors on the CPU, under PEFT's key names."""
-    own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
-    return {key: read.clone() for key, read in zip(own, on_cpu(list(own.values())), strict=True)}
+    parameters = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+    return {key: read.clone() for key, read in zip(parameters, on_cpu(list(parameters.values())), strict=True)}
 
 
 def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where: str) -> None:
@@ -167,22 +167,22 @@ def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where:
     Raises:
         CheckpointError: a key is missing or unexpected, or a shape differs.
     """
-    own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+    parameters = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
     # All is checked before the first copy, or a refused file would leave an adapter half of each.
-    for key in sorted(own.keys() ^ state.keys()):
-        verb = "lacks" if key in own else "has"
+    for key in sorted(parameters.keys() ^ state.keys()):
+        verb = "lacks" if key in parameters else "has"
         raise CheckpointError(
-            f"{where} {verb} {key}, expected the {len(own)} tensors of adapter {name!r} and no others; "
+            f"{where} {verb} {key}, expected the {len(parameters)} tensors of adapter {name!r} and no others; "
             "give the adapter the same targets as the one that was saved"
         )
-    for key, parameter in own.items():
+    for key, parameter in parameters.items():
         if state[key].shape != parameter.shape:
             raise CheckpointError(
                 f"{where} has {key} of shape {list(state[key].shape)}, expected {list(parameter.shape)}; "
                 "give the adapter the rank it was saved with, and load it on the base it was trained on"
             )
     with torch.no_grad():
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             parameter.copy_(state[key])
 
 
@@ -209,13 +209,13 @@ class PeftFiles:
             linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
             fused: whether the base holds experts as one parameter.
         """
-        own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
-        empty = {key: np.zeros(tuple(p.shape), np.float32) for key, p in own.items()}
+        pairs = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+        empty = {key: np.zeros(tuple(p.shape), np.float32) for key, p in pairs.items()}
         content = save_bytes(empty, metadata={"format": "pt"})
         begin = _weights_begin(content)
         entries = json.loads(content[8:begin])
-        order = sorted(own, key=lambda key: int(entries[key]["data_offsets"][0]))
-        return cls(_config(shape, base_name, linear_paths, fused), content[:begin], tuple(own[key] for key in order))
+        order = sorted(pairs, key=lambda key: int(entries[key]["data_offsets"][0]))
+        return cls(_config(shape, base_name, linear_paths, fused), content[:begin], tuple(pairs[key] for key in order))
 
     def contents(self) -> dict[str, bytes]:
         """Each file by its name, with the weights as they are now, in float32."""
@@ -286,19 +286,19 @@ def read(
         CheckpointError: it is missing, corrupt, not LoRA as computed here, or made for another base.
     """
     config, tensors = _read_files(folder)
-    begin, own = _beginnings(tensors, linear_paths, experts)
+    begin, root = _beginnings(tensors, linear_paths, experts)
     # The settings are read under the folder's own names, which are of the text alone.
-    shapes = {begin + path.removeprefix(own): size for path, size in linear_paths.items() if path.startswith(own)}
-    fused = {begin + path.removeprefix(own): size for path, size in experts.items() if path.startswith(own)}
+    shapes = {begin + path.removeprefix(root): size for path, size in linear_paths.items() if path.startswith(root)}
+    fused = {begin + path.removeprefix(root): size for path, size in experts.items() if path.startswith(root)}
     _refuse_unlike(config, folder)
     _refuse_parameters(config, folder, shapes, fused, base_name)
-    if begin != own:
+    if begin != root:
         layers = _layers(base_name, shapes, fused, config, tensors, folder, {})
-        layers = {own + path.removeprefix(begin): layer for path, layer in layers.items()}
-        tensors = {PREFIX + own + key.removeprefix(PREFIX + begin): tensor for key, tensor in tensors.items()}
+        layers = {root + path.removeprefix(begin): layer for path, layer in layers.items()}
+        tensors = {PREFIX + root + key.removeprefix(PREFIX + begin): tensor for key, tensor in tensors.items()}
     renamed = {key: new for path, name in stored.items() for key, new in zip(keys(path), keys(name), strict=True)}
     tensors = {renamed.get(key, key): tensor for key, tensor in tensors.items()}
-    if begin == own:
+    if begin == root:
         layers = _layers(base_name, linear_paths, experts, config, tensors, folder, stored)
     _refuse_another_base(config, base_name, folder)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
@@ -316,9 +316,9 @@ def _beginnings(tensors: Mapping[str, Tensor], linear_paths: LinearPaths, expert
     theirs = {match[1] for path in stems if not _OF_SENSES.search(path) and (match := _BLOCK.match(path))}
     if len(set(ours.values())) != 1 or len(theirs) != 1:
         return "", ""
-    begin, own = theirs.pop(), next(iter(ours.values()))
+    begin, root = theirs.pop(), next(iter(ours.values()))
     known = {*ours, *(path.rpartition(".")[0] for path in experts)}
-    return (begin, own) if any(own + path.removeprefix(begin) in known for path in stems) else ("", "")
+    return (begin, root) if any(root + path.removeprefix(begin) in known for path in stems) else ("", "")
 
 
 def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -> None:
@@ -714,21 +714,21 @@ def _idle(patterns: Mapping[str, Any] | None, paths: Sequence[str]) -> list[str]
     return [pattern for pattern, row in zip(patterns or (), _rows(patterns, paths), strict=True) if not any(row)]
 
 
-def refuse_other_shape(own: AdapterShape, loaded: PeftFolder, *, name: str) -> None:
+def refuse_other_shape(expected: AdapterShape, loaded: PeftFolder, *, name: str) -> None:
     """Raise CheckpointError unless a folder fits an adapter that exists.
 
     Such an adapter keeps its parameters, since an optimizer may hold them.
     """
-    if loaded.shape.invocation != own.invocation:
+    if loaded.shape.invocation != expected.invocation:
         have_scope, want_scope = (
             "all" if shape.invocation is None else f"action (from the tokens {list(shape.invocation)} on)"
-            for shape in (loaded.shape, own)
+            for shape in (loaded.shape, expected)
         )
         raise CheckpointError(
             f"{loaded.path}: found an adapter of scope {have_scope}, expected {want_scope} as the run asks for adapter "
             f"{name!r}; give --adapter_scope as the folder was saved with"
         )
-    have_layers, want_layers = loaded.shape.layers, own.layers
+    have_layers, want_layers = loaded.shape.layers, expected.layers
     for path in sorted(want_layers.keys() | have_layers.keys()):
         have, want = have_layers.get(path), want_layers.get(path)
         if have is None or want is None or have[0] != want[0] or not math.isclose(have[1], want[1], rel_tol=1e-6):

@@ -75,7 +75,7 @@ def load_pretrained(
             f"attn_implementation {attn_implementation!r} has kernels for GPUs only, and the base goes to "
             f"{goes_to or device}; give 'sdpa'"
         )
-    config, own, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
+    config, parsed, tokenizer = check_base(name_or_path, trust_remote_code=trust_remote_code, bits=bits)
     if callable(dtype):
         dtype = dtype()
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -89,7 +89,7 @@ def load_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
             dtype=dtype or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, where)),
-            attn_implementation=attention_of(own, loader, attn_implementation),
+            attn_implementation=attention_of(parsed, loader, attn_implementation),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told below, with the layer's name
             **where,
@@ -116,7 +116,7 @@ def own_format(path: str, where: dict[str, Any]) -> str:
 
     config = AutoConfig.from_pretrained(path, **where)
     formats = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
-    return "bfloat16" if any(own in (torch.float16, "float16") for own in formats) else "auto"
+    return "bfloat16" if any(number_format in (torch.float16, "float16") for number_format in formats) else "auto"
 
 
 def _check_weights(name_or_path: str, model: Any, info: Mapping[str, Collection[Any]]) -> None:
@@ -193,12 +193,12 @@ def check_base(
         check_token_ids(name, folder, config)
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer = AutoTokenizer.from_pretrained(path, **where)
-        own = AutoConfig.from_pretrained(path, **where)
-    check_values(name, config, own, tokenizer, folder)
+        parsed = AutoConfig.from_pretrained(path, **where)
+    check_values(name, config, parsed, tokenizer, folder)
     check_tokenizer_ends(name, tokenizer)
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer.decode(tokenizer.encode("a b"))  # one that raises over any text
-    return config, own, tokenizer
+    return config, parsed, tokenizer
 
 
 def _fetched(model: str, local: bool) -> Path | None:

@@ -50,8 +50,8 @@ def base_by_base(
     """
     results: dict[int, Result] = {}
     for name, part in parts.items():
-        if own := [place for place, base in enumerate(bases) if base == name]:
-            results |= zip(own, compute(part, [items[place] for place in own]), strict=True)
+        if places := [place for place, base in enumerate(bases) if base == name]:
+            results |= zip(places, compute(part, [items[place] for place in places]), strict=True)
     return [results[place] for place in range(len(items))]
 
 
@@ -131,8 +131,8 @@ class SeveralBases:
 
     def fingerprint(self) -> str:
         """12 hex digits of all bases with their agents."""
-        own = {name: [agent for agent, base in self._agents.items() if base == name] for name in self.parts}
-        parts = [(part.fingerprint(), own[name]) for name, part in self.parts.items()]
+        agents_of = {name: [agent for agent, base in self._agents.items() if base == name] for name in self.parts}
+        parts = [(part.fingerprint(), agents_of[name]) for name, part in self.parts.items()]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @property

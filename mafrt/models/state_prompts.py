@@ -50,8 +50,8 @@ class StatePrompts:
         for layer in cache.layers:
             if isinstance(layer, DynamicLayer):
                 both = (made.keys, layer.keys), (made.values, layer.values)
-                for into, kept in cast("tuple[tuple[list[Tensor], Tensor], ...]", both):
-                    into.append(kept[rows, :, source].transpose(1, 2))
+                for into, cached in cast("tuple[tuple[list[Tensor], Tensor], ...]", both):
+                    into.append(cached[rows, :, source].transpose(1, 2))
             else:
                 states = layer.conv_states[0], layer.recurrent_states[0]
                 made.states.append(tuple(state.index_select(0, place) for state in states))

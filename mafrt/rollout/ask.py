@@ -54,9 +54,9 @@ def chat(
                               "train it, or give it one by base.load_adapter or base.add_adapter")  # fmt: skip
     how = {name: _sampling(_own_sampling(team, name), sampling) for name in team.names}
     if agent is not None:
-        spec, own = team.agent(agent), base.of_agent(agent)
-        ids = encode_prompt(own.tokenizer, spec.prompt, message, spec.prompt_at)
-        [made] = own.engine.generate([Request(ids, spec.adapter, how[agent], seed)])
+        spec, agent_base = team.agent(agent), base.of_agent(agent)
+        ids = encode_prompt(agent_base.tokenizer, spec.prompt, message, spec.prompt_at)
+        [made] = agent_base.engine.generate([Request(ids, spec.adapter, how[agent], seed)])
         return {agent: made.text}
     if not isinstance(message, str):
         raise ConfigError("found a list of messages for the whole team; give it a text, or name one agent")

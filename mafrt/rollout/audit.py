@@ -91,10 +91,10 @@ def fill_audits(
     done = 0
     for number, (_, turn) in enumerate(sample):
         payee = turn.agent if env.opponents else None
-        own = [trial for trial in tried if trial.turn == number and trial.live.key not in gone]
-        if len(own) == REPLAYS * (ALTERNATIVES + 1):
-            returns = [paid(trial.live.episode, reward_weight, outcome_weight, payee) for trial in own]
-            turn.audit = _audit(own, returns, turn.env_step)
+        of_turn = [trial for trial in tried if trial.turn == number and trial.live.key not in gone]
+        if len(of_turn) == REPLAYS * (ALTERNATIVES + 1):
+            returns = [paid(trial.live.episode, reward_weight, outcome_weight, payee) for trial in of_turn]
+            turn.audit = _audit(of_turn, returns, turn.env_step)
             done += 1
     return {"audit_turns": float(done), "audit_lost": float(len(sample) - done)}
 
@@ -107,10 +107,10 @@ def _sample(episodes: Sequence[Episode], count: int, seed: int) -> list[tuple[Ep
             if episode.start is not None and turn.action_ids:
                 place = seed_of(seed, "audited", episode.id, turn.turn)
                 agents.setdefault(turn.agent, []).append((place, episode, turn))
-    for own in agents.values():
-        own.sort(key=lambda one: one[0])
+    for queue in agents.values():
+        queue.sort(key=lambda one: one[0])
     most = max(map(len, agents.values()), default=0)
-    order = [own[place] for place in range(most) for _, own in sorted(agents.items()) if place < len(own)]
+    order = [queue[place] for place in range(most) for _, queue in sorted(agents.items()) if place < len(queue)]
     return [(episode, turn) for _, episode, turn in order[:count]]
 
 
@@ -134,13 +134,13 @@ def _alternatives(player: Player, turns: Sequence[Turn], seed: int) -> list[list
     return [answered[place * ALTERNATIVES : (place + 1) * ALTERNATIVES] for place in range(len(turns))]
 
 
-def _audit(own: Sequence[_Continuation], returns: Sequence[float], step: int) -> Audit:
+def _audit(of_turn: Sequence[_Continuation], returns: Sequence[float], step: int) -> Audit:
     """The audit of one turn from all its continuations."""
-    actual = [value for trial, value in zip(own, returns, strict=True) if trial.alternative == 0]
-    alternatives = [value for trial, value in zip(own, returns, strict=True) if trial.alternative != 0]
+    actual = [value for trial, value in zip(of_turn, returns, strict=True) if trial.alternative == 0]
+    alternatives = [value for trial, value in zip(of_turn, returns, strict=True) if trial.alternative != 0]
     centre = sum(actual) / len(actual)
     noise = sum((value - centre) ** 2 for value in actual) / (len(actual) - 1)
-    nexts = {(trial.alternative, trial.replay): _next_texts(trial.live.episode, step) for trial in own}
+    nexts = {(trial.alternative, trial.replay): _next_texts(trial.live.episode, step) for trial in of_turn}
     same: list[float] = []
     other: list[float] = []
     for (alternative, replay), text in nexts.items():

@@ -43,7 +43,7 @@ class ContinuedTreePlayer(TreePlayer):
             some[:] = [trial for trial in some if trial.fork.key not in lost]
             position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
             for trial in some:
-                _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.opponents)
+                _reduce(trial, tree.item.episode.turns, position, agent_alone=trial.fork.env.opponents)
 
     def _best(self, trials: Sequence[list[Alternative]], stats: PlayStats) -> list[int]:
         """Always the first: another choice would make the states that follow unlike those of the policy."""
@@ -58,14 +58,17 @@ class ContinuedTreePlayer(TreePlayer):
         return [0] * len(trials)
 
 
-def _reduce(trial: Alternative, earlier: Sequence[Turn], position: int, own: bool) -> None:
-    """Make a continued episode one of a single turn, which carries all that was paid from it on (`own`: its agent)."""
+def _reduce(trial: Alternative, earlier: Sequence[Turn], position: int, agent_alone: bool) -> None:
+    """Make a continued episode one of a single turn, which carries all that was paid from it on.
+
+    `agent_alone`: only what its own agent was paid.
+    """
     fork = trial.fork
     turns = fork.episode.turns
     turn = turns[position]
 
     def counts(other: Turn) -> bool:
-        return not own or other.agent == turn.agent
+        return not agent_alone or other.agent == turn.agent
 
     before = sum(old.reward for old in earlier if old.reward is not None and counts(old))
     paid = [new.reward for new in turns if new.reward is not None and counts(new)]

@@ -46,16 +46,16 @@ def gathered(
     Raises:
         MafrtError: the error that ended play in one of the processes, in all of them.
     """
-    own: dict[str, Any] = {}
+    packed: dict[str, Any] = {}
     try:
         episodes, stats = play()
-        own["episodes"] = [records.pack_episode(episode) for episode in episodes]
-        own["stats"] = {name: getattr(stats, name) for name in _COUNTS}
-        own["last_error"] = None if stats.last_error is None else str(stats.last_error)
+        packed["episodes"] = [records.pack_episode(episode) for episode in episodes]
+        packed["stats"] = {name: getattr(stats, name) for name in _COUNTS}
+        packed["last_error"] = None if stats.last_error is None else str(stats.last_error)
     except MafrtError as error:
         # The other processes wait in `gather`, so the error has to travel through it.
-        own["error"] = packed_error(error)
-    parts = processes.gather({**own, "drawn": starts.drawn, "rounds": starts.rounds})
+        packed["error"] = packed_error(error)
+    parts = processes.gather({**packed, "drawn": starts.drawn, "rounds": starts.rounds})
     for part in parts:
         if "error" in part:
             raise unpacked_error(part["error"])

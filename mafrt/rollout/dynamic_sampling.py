@@ -56,9 +56,9 @@ def resample(
         drawn: the position in the data.
         dealt: rounds that the iteration's first stream has dealt.
     """
-    kept, done, replaced = list(episodes), 0, 0
+    sampled, done, replaced = list(episodes), 0, 0
     while done < rounds:
-        empty = flat(kept)[:blocks]
+        empty = flat(sampled)[:blocks]
         if not empty:
             break
         fresh = stream(len(empty), drawn, dealt)
@@ -68,6 +68,6 @@ def resample(
         # An interrupted round has no episodes; the groups already played stay as they are.
         if not fresh_episodes:
             break
-        kept = [episode for episode in kept if episode.group not in empty] + fresh_episodes
+        sampled = [episode for episode in sampled if episode.group not in empty] + fresh_episodes
         done, replaced = done + 1, replaced + len(empty)
-    return SampledBatch(sorted(kept, key=lambda episode: episode.id), drawn, done, replaced)
+    return SampledBatch(sorted(sampled, key=lambda episode: episode.id), drawn, done, replaced)

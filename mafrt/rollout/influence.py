@@ -48,8 +48,8 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
             spec = team.agent(follower.agent)
             seen = follower.observation
             assert seen is not None
-            own = [own_turn for own_turn in follower.own_turns if observation[own_turn[0]] == seen[own_turn[0]]]
-            prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at, own)
+            past = [own_turn for own_turn in follower.own_turns if observation[own_turn[0]] == seen[own_turn[0]]]
+            prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at, past)
             shown.append(turn)
             after.append(follower)
             without.append(replace(follower, prompt_ids=prompt, observation=observation))

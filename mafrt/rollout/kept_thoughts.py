@@ -36,14 +36,14 @@ def own_turns(
         return []
     places = [place for place, message in enumerate(seen) if message["role"] == "assistant" and place]
     in_history = [_meaning(seen[place]["content"]) for place in places]
-    own = [turn for turn in turns if turn.agent == agent and turn.action_ids]
-    by_turns = [_meaning(visible(agent, turn.text)) for turn in own]
+    of_agent = [turn for turn in turns if turn.agent == agent and turn.action_ids]
+    by_turns = [_meaning(visible(agent, turn.text)) for turn in of_agent]
     pairs = _aligned(in_history, by_turns)
     if len(pairs) < len(by_turns):  # histories are cut at their beginning
         last = _aligned(in_history[::-1], by_turns[::-1])
         if len(last) >= len(pairs):
             pairs = [(len(in_history) - 1 - a, len(by_turns) - 1 - b) for a, b in reversed(last)]
-    return [(places[a], own[b].action_ids) for a, b in pairs]
+    return [(places[a], of_agent[b].action_ids) for a, b in pairs]
 
 
 def _aligned(in_history: Sequence[Any], by_turns: Sequence[Any]) -> list[tuple[int, int]]:

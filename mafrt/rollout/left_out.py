@@ -75,13 +75,13 @@ def fill_contributions(
             turn.contribution = None if less is None else whole - less
     metrics = {"left_out_lost": float(lost + len(gone))}
     for name in sorted({agent for _, agent in without}):
-        own = [worth for (_, agent), worth in without.items() if agent == name]
-        metrics[f"left_out/{name}"] = sum(own) / len(own)
+        of_agent = [worth for (_, agent), worth in without.items() if agent == name]
+        metrics[f"left_out/{name}"] = sum(of_agent) / len(of_agent)
     return metrics
 
 
 def _muted(player: Player, muted: Mapping[str, str]) -> MutedPlayer:
     """The player of single turns, without feedback, with silent agents."""
     single = player.sampling_as(player.sampling)
-    own: dict[str, Any] = {item.name: getattr(single, item.name) for item in fields(Player) if item.init}
-    return MutedPlayer(**own, muted=muted)
+    settings: dict[str, Any] = {item.name: getattr(single, item.name) for item in fields(Player) if item.init}
+    return MutedPlayer(**settings, muted=muted)

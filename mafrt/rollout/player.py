@@ -391,9 +391,9 @@ class Player:
         """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, shared by a group."""
         voice, spec, seen = self.voices[agent], self.team.agent(agent), item.observations[agent]
         ids = encoded.get((agent, seen)) if isinstance(seen, str) else None
-        own = own_turns(seen, agent, item.episode.turns, self.visible_text) if self.keep_thoughts else ()
+        past = own_turns(seen, agent, item.episode.turns, self.visible_text) if self.keep_thoughts else ()
         if ids is None:
-            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, own)
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, past)
             if isinstance(seen, str):
                 encoded[agent, seen] = ids
         sampling, room = self.sampling[agent], voice.context_window - len(ids)
@@ -402,7 +402,7 @@ class Player:
             sampling = replace(sampling, max_new_tokens=room)
         # Seeded by the place in the episode, not by a generator: batches of any width sample the same tokens.
         seed = seed_of(item.start.seed, agent, len(item.episode.turns))
-        return Request(list(ids), self.adapters[agent], sampling, seed, own)
+        return Request(list(ids), self.adapters[agent], sampling, seed, past)
 
     def _answers(self, asked: Sequence[tuple[RunningEpisode, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The answers of all agents, by key of the live item."""

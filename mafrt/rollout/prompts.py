@@ -58,13 +58,13 @@ def with_note(seen: Observation, note: str) -> Observation:
     return [*seen, {"role": "user", "content": note}]
 
 
-def encode_prompt(tokenizer: Any, system: str, seen: Observation, at: str = "start", own: OwnTurns = ()) -> list[int]:
+def encode_prompt(tokenizer: Any, system: str, seen: Observation, at: str = "start", past: OwnTurns = ()) -> list[int]:
     """Token ids of the chat up to where the assistant speaks, the only way of a text into a prompt.
 
-    Control tokens come of the template and of an agent's `own` turns, which are the sampled ids. Raises EnvError.
+    Control tokens come of the template and of an agent's `past` turns, which are the sampled ids. Raises EnvError.
     """
-    if own:
-        return encode_kept(tokenizer, system, seen, at, own)
+    if past:
+        return encode_kept(tokenizer, system, seen, at, past)
     stand_ins, filled = fill_prompt(tokenizer, system, seen, at)
     return stand_ins.encode(filled, add_special_tokens=not getattr(tokenizer, "chat_template", None))
 
@@ -175,19 +175,19 @@ def _template(tokenizer: Any, messages: list[Message], tools: list[Any] | None =
     return fill_template(tokenizer, messages, add_generation_prompt=True, **({"tools": tools} if tools else {}))
 
 
-def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: OwnTurns) -> list[int]:
-    """`encode_prompt` of an observation with the sampled ids of `own`. Raises EnvError as it does.
+def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, past: OwnTurns) -> list[int]:
+    """`encode_prompt` of an observation with the sampled ids of `past`. Raises EnvError as it does.
 
     A turn before which the template writes no prompt, or which it leaves out, is left to the template.
     """
     assert not isinstance(seen, str)
     name = f"Q{hashlib.sha256(repr((system, seen)).encode('utf-8', 'replace')).hexdigest()[:16]}Q"
     marked = [dict(message) for message in seen]
-    for place, _ in own:
+    for place, _ in past:
         marked[place]["content"] = f"{name}{place}Z"
     ids: list[int] = []
-    kept: list[tuple[int, Sequence[int]]] = []
-    for place, sampled_ids in (*own, (len(seen), ())):
+    turns_kept: list[tuple[int, Sequence[int]]] = []
+    for place, sampled_ids in (*past, (len(seen), ())):
         try:
             # The prompt as it was when the agent spoke there: its end opens the answer as the template does.
             stand_ins, filled = fill_prompt(tokenizer, system, marked[:place], at)
@@ -195,16 +195,16 @@ def encode_kept(tokenizer: Any, system: str, seen: Observation, at: str, own: Ow
             if place == len(seen):
                 raise
             filled = ""
-        _, found, rest = filled.rpartition(f"{name}{kept[-1][0]}Z") if kept else ("", filled, filled)
+        _, found, rest = filled.rpartition(f"{name}{turns_kept[-1][0]}Z") if turns_kept else ("", filled, filled)
         if not found:
-            wrong = kept[-1][0] if filled else place
-            return encode_prompt(tokenizer, system, seen, at, [turn for turn in own if turn[0] != wrong])
-        if not kept:
+            wrong = turns_kept[-1][0] if filled else place
+            return encode_prompt(tokenizer, system, seen, at, [turn for turn in past if turn[0] != wrong])
+        if not turns_kept:
             ids = stand_ins.encode(rest, add_special_tokens=not getattr(tokenizer, "chat_template", None))
         else:
             ids += _without_end(tokenizer, ids[-1], _after(stand_ins, rest))
         ids += sampled_ids
-        kept.append((place, sampled_ids))
+        turns_kept.append((place, sampled_ids))
     return ids
 
 

@@ -73,8 +73,8 @@ class Teacher:
         turns = [turn for episode in episodes for turn in episode.turns]
         asked = [self._asked(turn, episode) for episode in episodes for turn in episode.turns]
         values = learner.logprobs(asked, adapter_of if self.adapters is None else self.adapters)
-        for turn, own in zip(turns, values, strict=True):
-            turn.teacher_logprobs = own
+        for turn, logprobs in zip(turns, values, strict=True):
+            turn.teacher_logprobs = logprobs
 
     def _asked(self, turn: Turn, episode: Episode) -> Turn:
         """The turn after the teacher's prompt."""

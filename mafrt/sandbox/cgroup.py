@@ -143,18 +143,18 @@ def close(descriptors: Sequence[int]) -> None:
 
 def _candidates() -> list[Groups]:
     """Places to try, best first: version 2, then version 1; the own group first, then its ancestors."""
-    mounts, own = _mounts(), _own_groups()
+    mounts, own_groups = _mounts(), _own_groups()
     groups: list[Groups] = []
-    if "" in mounts and "" in own:
+    if "" in mounts and "" in own_groups:
         root = mounts[""]
-        place = root / own[""].lstrip("/")
+        place = root / own_groups[""].lstrip("/")
         for folder in [place, *place.parents]:
             if folder != root and root not in folder.parents:
                 break
             if _enabled(folder):
                 groups.append(Groups(2, (folder,)))
-    if all(name in mounts and name in own for name in CONTROLLERS):
-        parents = tuple(mounts[name] / own[name].lstrip("/") for name in CONTROLLERS)
+    if all(name in mounts and name in own_groups for name in CONTROLLERS):
+        parents = tuple(mounts[name] / own_groups[name].lstrip("/") for name in CONTROLLERS)
         roots = tuple(mounts[name] for name in CONTROLLERS)
         groups += [Groups(1, parents), Groups(1, roots)] if parents != roots else [Groups(1, parents)]
     return groups

@@ -117,10 +117,10 @@ def _folders() -> Iterator[str]:
 
 def _masked(folders: Iterable[str]) -> Iterator[str]:
     """Where packages are installed below the folders that are shown; R's data sets; and this library, wherever."""
-    own = [str(Path(path).resolve()) for path in mafrt.__path__]
+    package = [str(Path(path).resolve()) for path in mafrt.__path__]
     for name in ("envs", "runners", "scripts"):
         spec = importlib.util.find_spec(f"{OWN}.{name}")
-        own += [str(Path(path).resolve()) for path in (spec.submodule_search_locations or ())] if spec else []
+        package += [str(Path(path).resolve()) for path in (spec.submodule_search_locations or ())] if spec else []
     masked: list[str] = []
     for folder in folders:
         place = Path(folder)
@@ -129,7 +129,7 @@ def _masked(folders: Iterable[str]) -> Iterator[str]:
         paths = [path for name in PACKAGE_FOLDERS for path in (*place.glob(f"python*/{name}"), *place.glob(name))]
         paths += [place / "R"]
         masked += [str(path) for path in paths if path.is_dir() and not path.is_symlink()]
-        masked += [path for path in own if within(path, os.path.realpath(folder))]
+        masked += [path for path in package if within(path, os.path.realpath(folder))]
     for path in sorted(set(masked), key=len):
         if not any(within(path, other) for other in masked if other != path):
             yield path

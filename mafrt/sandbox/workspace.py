@@ -61,7 +61,7 @@ class Workspace:
         # In the order of names, so that the same files are kept on every machine.
         for name in sorted(done.files):
             content = done.files[name]
-            total = sum(len(kept) for other, kept in self.files.items() if other != name) + len(content)
+            total = sum(len(data) for other, data in self.files.items() if other != name) + len(content)
             if total > self.quota_mib * 2**20:
                 refused[name] = f"over the workspace's quota of {self.quota_mib} MiB"
             elif name not in self.files and len(self.files) >= self.max_files:

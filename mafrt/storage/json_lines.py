@@ -111,11 +111,11 @@ def keep_until(path: Path, step: int, *, parse: bool = False) -> None:
         if path.exists():
             raise CheckpointError(f"{path} is no regular file; move it away, or take the run from a copy")
         return
-    kept = holes = 0
+    length = holes = 0
     is_prefix = True
     damaged: list[int] = []
     for number, (line, keep, bad) in enumerate(_judged(path, step, parse), start=1):
-        kept += len(line) if keep else 0
+        length += len(line) if keep else 0
         is_prefix = is_prefix and not (keep and holes)
         holes += not keep
         damaged += [number] if bad else []
@@ -131,7 +131,7 @@ def keep_until(path: Path, step: int, *, parse: bool = False) -> None:
     # Cut in place where possible, since episodes of a long run are gigabytes.
     if is_prefix:
         with open(path, "rb+") as file:
-            file.truncate(kept)
+            file.truncate(length)
             os.fsync(file.fileno())
         return
     atomic_files.write_atomic(path, b"".join(line for line, keep, _ in _judged(path, step, parse) if keep))

@@ -132,10 +132,10 @@ class RunDir:
         args = plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
         changed = sorted(name for name in {*before, *args} if before.get(name) != args.get(name))
         if changed:
-            kept = f"args.until_{max(step, 0):06d}.yaml"
+            file_name = f"args.until_{max(step, 0):06d}.yaml"
             if before:
-                log.warning("settings changed (the old ones are in %s): %s", kept, ", ".join(changed))
-                write_args(self.path / kept, before)
+                log.warning("settings changed (the old ones are in %s): %s", file_name, ", ".join(changed))
+                write_args(self.path / file_name, before)
             write_args(self.path / ARGS, args)
 
     def _copy_history(self, source: Path) -> None:

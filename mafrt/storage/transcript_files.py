@@ -99,10 +99,10 @@ def drop_after(run: Path, step: int) -> None:
 
 def copy_until(source: Path, target: Path, step: int) -> None:
     """Copy the transcripts up to checkpoint `step` to another run."""
-    kept = [file for file in transcript_files(source) if file.iteration <= _last(file.kind, step)]
-    if kept:
+    earlier = [file for file in transcript_files(source) if file.iteration <= _last(file.kind, step)]
+    if earlier:
         (target / FOLDER).mkdir(exist_ok=True)
-        for file in kept:
+        for file in earlier:
             shutil.copyfile(file.path, target / FOLDER / file.path.name)
 
 

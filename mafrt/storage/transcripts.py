@@ -104,14 +104,14 @@ class TranscriptWriter:
 
 def transcript_of(episode: Episode, decode: Decode, decoders: Mapping[str, Decode] | None = None) -> dict[str, Any]:
     """An episode as a transcript holds it: its record of `episodes.jsonl`, with more about each turn."""
-    own = decoders or {}
+    decoder_of = decoders or {}
     record = episode_record(episode)
     for turn, line in zip(episode.turns, record["turns"], strict=True):
-        line |= _more(turn, own.get(turn.agent, decode))
+        line |= _more(turn, decoder_of.get(turn.agent, decode))
     if episode.branches:
         others = [turn for branch in episode.branches if not branch.info.get("carried") for turn in branch.turns]
         for turn, line in zip(others, record["alternatives"], strict=True):
-            line |= _more(turn, own.get(turn.agent, decode))
+            line |= _more(turn, decoder_of.get(turn.agent, decode))
     return record
 
 

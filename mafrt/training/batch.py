@@ -99,13 +99,13 @@ def collate(
     """Pad `turns`, of at least one action token each, into one batch; `active_from` as of `SharedBase`."""
     owners = [(adapter_index(turn), active_from(turn)) for turn in turns]
     joined = join(turns, owners)
-    lengths = [_length(turns[own[-1]]) for own in joined]
+    lengths = [_length(turns[turn_numbers[-1]]) for turn_numbers in joined]
     width = max(lengths)
-    row_of = {turn: row for row, own in enumerate(joined) for turn in own}
+    row_of = {turn: row for row, turn_numbers in enumerate(joined) for turn in turn_numbers}
     # As plain lists, each made into a tensor once: small tensor operations for every turn would take longer.
     ids, predict, targets, number = list[int](), list[int](), list[int](), list[int]()
-    for own in joined:
-        longest = turns[own[-1]]
+    for turn_numbers in joined:
+        longest = turns[turn_numbers[-1]]
         ids += [*longest.prompt_ids, *longest.action_ids, *[pad_id] * (width - _length(longest))]
     for index, turn in enumerate(turns):
         # The hidden state at the last prompt token predicts the first action token.
@@ -113,7 +113,7 @@ def collate(
         predict += range(first, first + len(turn.action_ids))
         targets += turn.action_ids
         number += [index] * len(turn.action_ids)
-    adapters, starts = torch.tensor([owners[own[-1]] for own in joined]).unbind(1)
+    adapters, starts = torch.tensor([owners[turn_numbers[-1]] for turn_numbers in joined]).unbind(1)
     if bool(starts.any()):
         adapters = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, adapters.unsqueeze(1))
     real = (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long()
@@ -207,7 +207,7 @@ def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> l
     rows = [[turn] for turn in range(len(turns))] if base.activated else joined_by_agent(turns)
     if base.processes.size > 1:
         rows = base.processes.share(by_length(turns, rows))
-    parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs, shares=base.shares)]
+    parts = [MicroBatch(part) for part in split(turns, max_tokens, rows, packs=base.packs, shares=base.shares)]
     if base.sharded and turns:
         parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
     return parts

@@ -131,9 +131,9 @@ class Critic:
             temperatures: sampling temperature of each agent, applied to the reference too.
         """
         turns = [turn for episode in episodes for turn in episode.turns if self._reads(turn)]
-        own = [turn.prompt_ids for turn in turns]
+        prompts_seen = [turn.prompt_ids for turn in turns]
         if not (values and self.central):
-            return Features(turns, self._pass(turns, own, temperatures, values=values, reference=reference))
+            return Features(turns, self._pass(turns, prompts_seen, temperatures, values=values, reference=reference))
         central = central_prompts(episodes, self.base.tokenizer, self.base.context_window, self.tokenizers)
         prompts = [
             ids
@@ -144,7 +144,7 @@ class Critic:
         # The central prompts are not those that the agents saw, so the reference takes a pass of its own.
         features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
         if reference:
-            self._pass(turns, own, temperatures, values=False, reference=True)
+            self._pass(turns, prompts_seen, temperatures, values=False, reference=True)
         return features
 
     def _reads(self, turn: Turn) -> bool:
@@ -171,11 +171,11 @@ class Critic:
         if not (values or reference):
             return []
         features: list[Tensor | None] = [None] * len(turns)
-        own: list[int] = []
+        done_here: list[int] = []
         rows = [replace(turn, prompt_ids=ids) for turn, ids in zip(turns, prompts, strict=True)]
         max_tokens, asked = self.learn.micro_batch_tokens, temperatures if reference else None
         for indices, batch, states in base_pass(self.base, rows, max_tokens, asked):
-            own += indices
+            done_here += indices
             if values:
                 hidden = states[batch.predict]
                 pieces = hidden.split([len(turn.action_ids) for turn in batch.turns])
@@ -186,7 +186,7 @@ class Critic:
                     # Only the first position is kept at action level; a clone frees the rest of the batch.
                     features[index] = piece if self.level == "token" else piece[:1].clone()
         fields = [name for name, filled in (("values", values), ("ref_logprobs", reference)) if filled]
-        exchange(self.base.processes, own, rows, fields)
+        exchange(self.base.processes, done_here, rows, fields)
         for turn, row in zip(turns, rows, strict=True):
             for name in fields:
                 setattr(turn, name, getattr(row, name))
@@ -227,11 +227,11 @@ class Critic:
             for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
                 if not len(piece):
                     continue
-                own = piece[place[piece] >= 0] if processes.size > 1 else piece
+                rows_here = piece[place[piece] >= 0] if processes.size > 1 else piece
                 loss, _ = value_loss(
-                    self.head.normalised(x[place[own]]),
-                    old[own],
-                    targets[own],
+                    self.head.normalised(x[place[rows_here]]),
+                    old[rows_here],
+                    targets[rows_here],
                     clip=self.settings.value_clip,
                     huber_delta=self.settings.huber_delta,
                     denominator=len(piece),
@@ -295,9 +295,9 @@ def central_prompts(
         if not episode.turns:
             continue
         first = episode.turns[0]
-        own = (tokenizers or {}).get(first.agent, tokenizer)
+        prompt_tokenizer = (tokenizers or {}).get(first.agent, tokenizer)
         names = speakers({turn.agent for turn in episode.turns})
-        transcript = own.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
+        transcript = prompt_tokenizer.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
         for turn in episode.turns:
             ids = encode_outside(tokenizer, f"{transcript}\n{turn.agent}:")
             room = max(context_window - len(turn.action_ids), 1)

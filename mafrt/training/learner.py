@@ -111,7 +111,7 @@ class Learner:
         self.adapter_of = {agent.name: agent.adapter for agent in team.agents}
         self.temperatures = dict.fromkeys(team.names, 1.0) if temperatures is None else temperatures
         adapter_learn = learn_settings(team, learn)
-        self.rates, self.lr_schedule = {name: own.lr for name, own in adapter_learn.items()}, lr_schedule
+        self.rates, self.lr_schedule = {name: settings.lr for name, settings in adapter_learn.items()}, lr_schedule
         self.entropy_schedule = entropy_schedule
         self.learn = learn
         self.objective = objective
@@ -246,16 +246,16 @@ class Learner:
         metrics: dict[str, float] = {}
         assert self.learn.step_kl is not None
         for name, weights in before.items():
-            own = [turn for turn in turns if turn.action_ids and context.adapter_of.get(turn.agent) == name]
-            chosen = probe(own, self.seed, iteration)
+            of_adapter = [turn for turn in turns if turn.action_ids and context.adapter_of.get(turn.agent) == name]
+            chosen = probe(of_adapter, self.seed, iteration)
             old = [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in chosen]
 
             def measure(chosen: list[Turn] = chosen, old: list[list[float]] = old, name: str = name) -> float:
                 self.base.bump(name)
                 return step_kl(old, self.logprobs(chosen, context.adapter_of))
 
-            kl, kept = shrink(self.base.adapter_parameters(name), weights, measure, self.learn.step_kl)
-            metrics |= {f"step_kl/{name}": kl, f"step_kept/{name}": kept}
+            kl, share = shrink(self.base.adapter_parameters(name), weights, measure, self.learn.step_kl)
+            metrics |= {f"step_kl/{name}": kl, f"step_kept/{name}": share}
         return metrics
 
     def _step(
@@ -328,15 +328,15 @@ class Learner:
     ) -> None:
         """Accumulate the gradient of one micro-batch of `turns`; `denominators` cover the whole mini-batch."""
         rows = micro_batch.rows
-        own = [turns[row] for row in rows]
-        batch = self._collate(self.loss.forward_turns(own, rows), context.adapter_of)
+        batch_turns = [turns[row] for row in rows]
+        batch = self._collate(self.loss.forward_turns(batch_turns, rows), context.adapter_of)
         logprobs, entropy = self._logprobs(batch, [name for name, count in denominators.items() if count.turns])
         if micro_batch.dummy:  # a sharded backward is collective too
             (0.0 * logprobs.sum()).backward()
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
         weights = None if context.weights is None else [context.weights[row] for row in rows]
-        computed = (own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights)
+        computed = (batch_turns, rows, batch, owners, logprobs, entropy, denominators, metrics, weights)
         self.loss.of(LossBatch(*computed, context.kl_coef, context.entropy_share)).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -200,10 +200,10 @@ class MixerCritic:
         def joint(row: Row, values: Sequence[float]) -> list[float]:
             """Q_tot of the turn's joint step for each candidate of its Q_i in `values`."""
             step, agent = place[row.key]
-            own = q[step].repeat(len(values), 1)
-            own[:, agent] = torch.tensor(values, device=own.device)
+            q_values = q[step].repeat(len(values), 1)
+            q_values[:, agent] = torch.tensor(values, device=q_values.device)
             (state,) = self._on_device(steps.s[step].expand(len(values), -1))
-            return list(self.net.mixer(own, state).tolist())
+            return list(self.net.mixer(q_values, state).tolist())
 
         return MixedFeatures(steps, turns, {"joint": joint})
 
@@ -213,21 +213,21 @@ class MixerCritic:
         With temperatures, fills `ref_logprobs`.
         """
         features = torch.zeros(len(rows), 2 * self.base.hidden_size)
-        own: list[int] = []
+        done_here: list[int] = []
         for indices, batch, states in base_pass(self.base, rows, self.learn.micro_batch_tokens, temperatures):
             lengths = torch.tensor([len(turn.action_ids) for turn in batch.turns], device=states.device)
             before = states[batch.predict[lengths.cumsum(0) - lengths]].float()
             action = torch.zeros_like(before).index_add(0, batch.turn, states[batch.predict + 1].float())
             both = torch.cat([_normalised(before), _normalised(action / lengths[:, None])], -1)
             features[indices] = both.cpu()
-            own += indices
+            done_here += indices
         processes = self.base.processes
         if processes.size > 1:
             # Each row is zero in all processes but one, so the sum exchanges the features.
             features = features.to(self.base.device)
             processes.sum([features])
             features = features.cpu()
-        exchange(processes, own, rows, [] if temperatures is None else ["ref_logprobs"])
+        exchange(processes, done_here, rows, [] if temperatures is None else ["ref_logprobs"])
         return list(features)
 
     def update(self, features: MixedFeatures, iteration: int) -> dict[str, float]:
@@ -283,8 +283,8 @@ class MixerCritic:
         """One optimizer step on part of the memory. Returns loss and gradient norm (None: not finite, skipped)."""
         m, processes, steps = self.memory, self.base.processes, len(piece)
         if processes.size > 1:
-            own = slice(processes.rank, None, processes.size)
-            piece, wanted = piece[own], wanted[own]
+            every = slice(processes.rank, None, processes.size)
+            piece, wanted = piece[every], wanted[every]
         (wanted,) = self._on_device(wanted)
         q_tot = self.net(*self._on_device(m.x[piece], m.spoke[piece], m.s[piece]))
         loss, _ = value_loss(

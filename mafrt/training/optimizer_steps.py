@@ -56,15 +56,15 @@ class TorchOptimizerSteps:
         self.base, self.learn = base, learn
         fused = base.device.type in ("cpu", "cuda")
         self.optimizers = {
-            name: make_optimizer(base.adapter_parameters(name), own, fused=fused) for name, own in learn.items()
+            name: make_optimizer(base.adapter_parameters(name), config, fused=fused) for name, config in learn.items()
         }
 
     def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         self.base.processes.sum_gradients(p for name in names for p in self.base.adapter_parameters(name))
         parameters = {name: self.base.adapter_parameters(name) for name in names}
         on_device = {
-            name: nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
-            for name, own in parameters.items()
+            name: nn.utils.get_total_norm([p.grad for p in of_adapter if p.grad is not None])
+            for name, of_adapter in parameters.items()
         }
         # All norms are read at once, since each reading waits for the device.
         norms = dict(zip(names, on_cpu(list(on_device.values())), strict=True))
@@ -110,8 +110,8 @@ class DeepSpeedOptimizerSteps:
         zero = {key: value for key, value in settings["zero_optimization"].items() if not key.startswith("stage3_")}
         zero["stage"] = min(int(zero["stage"]), 2)
         zero.pop("offload_param", None)
-        own = {key: value for key, value in settings.items() if key not in ("bf16", "fp16")}  # adapters are float32
-        own |= {
+        config = {key: value for key, value in settings.items() if key not in ("bf16", "fp16")}  # adapters are float32
+        config |= {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
         }
@@ -121,7 +121,7 @@ class DeepSpeedOptimizerSteps:
             parameters = base.adapter_parameters(name)
             held = _Held(parameters)
             self.optimizers[name] = make_optimizer(list(held.parts), settings_of_adapter)
-            clipped = own | {"gradient_clipping": settings_of_adapter.max_grad_norm}
+            clipped = config | {"gradient_clipping": settings_of_adapter.max_grad_norm}
             self._engines[name] = deepspeed_engine(held, clipped, self.optimizers[name])
             for parameter, part in zip(parameters, held.parts, strict=True):
                 parameter.data = part.data
@@ -174,9 +174,9 @@ class DeepSpeedOptimizerSteps:
 
         parts = list(self._engines[name].module.parts)
         whole = torch.optim.AdamW(parts, **self._options(name)).state_dict()
-        own = list(self.optimizers[name].state.values())
-        if own and "exp_avg" in own[0]:
-            step = torch.as_tensor(own[0]["step"], dtype=torch.float32).cpu()
+        states = list(self.optimizers[name].state.values())
+        if states and "exp_avg" in states[0]:
+            step = torch.as_tensor(states[0]["step"], dtype=torch.float32).cpu()
             for place, part in enumerate(parts):
                 moments = {key: safe_get_full_optimizer_state(part, key) for key in ("exp_avg", "exp_avg_sq")}
                 whole["state"][place] = {"step": step.clone()} | {
@@ -205,8 +205,8 @@ class DeepSpeedOptimizerSteps:
             for place, part in enumerate(self._engines[name].module.parts):
                 for key in ("exp_avg", "exp_avg_sq"):
                     safe_set_full_optimizer_state(part, moments[place][key].to(part.device), key)
-            for own in self.optimizers[name].state.values():
-                own["step"].fill_(float(moments[0]["step"]))
+            for state_of_one in self.optimizers[name].state.values():
+                state_of_one["step"].fill_(float(moments[0]["step"]))
 
     def _touch(self, name: str) -> None:
         """Make a step with learning rate 0: DeepSpeed allocates the moments only in the first step."""
@@ -225,7 +225,7 @@ def make_optimizer_steps(base: SharedBase, learn: Mapping[str, LearnConfig]) -> 
     """DeepSpeed's implementation if the base has its configuration (`zero`), else torch's. `learn` is by adapter."""
     if base.zero is None:
         return TorchOptimizerSteps(base, learn)
-    for own in learn.values():
-        if own.optimizer != "adamw":
-            raise ConfigError(f"optimizer {own.optimizer!r} and deepspeed exclude each other; leave one of them out.")
+    for spec in learn.values():
+        if spec.optimizer != "adamw":
+            raise ConfigError(f"optimizer {spec.optimizer!r} and deepspeed exclude each other; leave one of them out.")
     return DeepSpeedOptimizerSteps(base, learn, base.zero)

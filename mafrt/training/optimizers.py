@@ -44,7 +44,7 @@ def critic_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: Learn
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Restore the moments from `state` but keep the current hyperparameters, which a resumed run may change."""
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
+    for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group.update(settings)

@@ -81,9 +81,9 @@ class UpdateMetrics:
     def gather(self, processes: Processes) -> None:
         """Merge the losses' statistics of all processes; norms, steps and skips are already equal in all of them."""
         self._read()
-        own = [(*key, sum_stats(parts)) for key, parts in self._parts.items() if key[1] != "step"]
+        sums = [(*key, sum_stats(parts)) for key, parts in self._parts.items() if key[1] != "step"]
         self._parts = {key: parts for key, parts in self._parts.items() if key[1] == "step"}
-        for adapter, term, stats in (entry for part in processes.gather(own) for entry in part):
+        for adapter, term, stats in (entry for part in processes.gather(sums) for entry in part):
             exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in stats.items()}
             self.add(adapter, term, exact)
 
@@ -149,10 +149,10 @@ class Objective:
 
     def kl_coef(self, adapter: str, steered: float) -> float:
         """Weight of an adapter's KL in the loss; `steered` is that of the adapters without one of their own."""
-        own = self.own.get(adapter)
-        if self.settings.kl_in != "loss" or own is None or own.kl_coef == self.settings.kl_coef:
+        agent_settings = self.own.get(adapter)
+        if self.settings.kl_in != "loss" or agent_settings is None or agent_settings.kl_coef == self.settings.kl_coef:
             return steered
-        return own.kl_coef
+        return agent_settings.kl_coef
 
     @property
     def uses_entropy(self) -> bool:
@@ -235,8 +235,8 @@ class PolicyLoss:
             places[owner] += range(first, first + len(turn.action_ids))
             first += len(turn.action_ids)
         words_of = integers([max(len(turn.text.split()), 1) for turn in turns])
-        words, *own = moved([words_of, *(integers(places[name]) for name in adapters)], old.device)
-        words, at_of = words[batch.turn], dict(zip(adapters, own, strict=True))
+        words, *places_of = moved([words_of, *(integers(places[name]) for name in adapters)], old.device)
+        words, at_of = words[batch.turn], dict(zip(adapters, places_of, strict=True))
         total = logprobs.new_zeros(())
         # One term per adapter with its own denominator, so one agent's length does not scale another's loss.
         for name in adapters:

@@ -30,8 +30,8 @@ class FrozenAdapters:
         own: agent -> its adapter, for turns that were spoken with an adapter that has no copy.
     """
 
-    def __init__(self, base: Bases, adapters: Sequence[str], own: Mapping[str, str]) -> None:
-        self.base, self.own = base, dict(own)
+    def __init__(self, base: Bases, adapters: Sequence[str], references: Mapping[str, str]) -> None:
+        self.base, self.own = base, dict(references)
         self.copies = {name: f"{name}{_SUFFIX}" for name in adapters}
         for name, copy in self.copies.items():
             if copy not in base.adapters:

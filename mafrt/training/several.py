@@ -138,5 +138,5 @@ class SeveralCritics:
         return {"parts": [critic.state() for critic in self.parts.values()]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for critic, own in zip(self.parts.values(), state["parts"], strict=True):
-            critic.load_state(own)
+        for critic, critic_state in zip(self.parts.values(), state["parts"], strict=True):
+            critic.load_state(critic_state)

@@ -73,11 +73,11 @@ def base_pass(
             yield part.rows, batch, states
 
 
-def exchange(processes: Processes, own: Sequence[int], rows: Sequence[Turn], fields: Sequence[str]) -> None:
+def exchange(processes: Processes, done_here: Sequence[int], rows: Sequence[Turn], fields: Sequence[str]) -> None:
     """Send the fields of this process's rows to the others, and set those of their rows. Collective."""
     if processes.size == 1 or not fields:
         return
-    computed = [[row, [getattr(rows[row], name) for name in fields]] for row in own]
+    computed = [[row, [getattr(rows[row], name) for name in fields]] for row in done_here]
     for row, values in (item for part in processes.gather(computed) for item in part):
         for name, value in zip(fields, values, strict=True):
             setattr(rows[row], name, value)

@@ -133,17 +133,17 @@ def encode(answers: Sequence[tuple[Answer, ...]], team: Team, tokenizer: Any) ->
 
 def fit(records: Sequence[Record], window: int, *, skip: bool) -> list[Record]:
     """The records that fit into the context window. Raises DataError for the first that does not, unless `skip`."""
-    kept = []
+    fitting = []
     for record in records:
         longest = max(len(turn.prompt_ids) + len(turn.action_ids) for turn in record.turns)
         if longest <= window:
-            kept.append(record)
+            fitting.append(record)
         elif not skip:
             raise DataError(
                 f"{record.where}: prompt and answer have {longest} tokens, more than the context window of {window}; "
                 "shorten the record, or leave such records out with --skip_too_long"
             )
-    return kept
+    return fitting
 
 
 def digest(records: Iterable[Record]) -> str:

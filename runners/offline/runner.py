@@ -77,7 +77,7 @@ class Offline:
         refuse_changes(self.resume, self.record, accept=provenance.accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
         self.steps = {
-            name: data.epochs * steps_per_epoch(len(own), data.batch_size) for name, own in self.records.items()
+            name: data.epochs * steps_per_epoch(len(records), data.batch_size) for name, records in self.records.items()
         }
         self.iterations = max(self.steps.values())
         lr_schedule = make_lr_schedule(config.learn, self.iterations)
@@ -139,14 +139,14 @@ class Offline:
         """The records of one iteration: some of every adapter that has not finished its last pass."""
         seed = self.config.run.seed
         return [
-            own[index]
-            for name, own in self.records.items()
+            records[index]
+            for name, records in self.records.items()
             if iteration < self.steps[name]
-            for index in batch_at(iteration, len(own), self.batch_size, seed, name)
+            for index in batch_at(iteration, len(records), self.batch_size, seed, name)
         ]
 
     def _all(self) -> list[Record]:
-        return [record for own in self.records.values() for record in own]
+        return [record for records in self.records.values() for record in records]
 
     def _must_match(self) -> dict[str, Any]:
         """Values that a resumed run must share with its checkpoint."""
@@ -232,7 +232,7 @@ def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) ->
     for record in records:
         if record.agent not in frozen:
             by_adapter[team.agent(record.agent).adapter].append(record)
-    by_adapter = {name: own for name, own in by_adapter.items() if own}
+    by_adapter = {name: turns for name, turns in by_adapter.items() if turns}
     if not by_adapter:
         others = f" ({len(records)} are of frozen agents)" if records else ""
         raise DataError(f"there is no record to learn from{others}; give records of an agent that may learn")

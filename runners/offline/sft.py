@@ -103,15 +103,15 @@ class RecordLoss:
         for turn, values in zip(rows, part.batch.scatter(part.logprobs), strict=True):
             turn.old_logprobs = values
         answers = iter(zip(part.owners, part.logprobs.split([len(turn.action_ids) for turn in rows]), strict=True))
-        own: dict[str, tuple[list[Record], list[Tensor]]] = {}
+        by_adapter: dict[str, tuple[list[Record], list[Tensor]]] = {}
         for record in (self.records[row] for row in part.index):
             for number in range(len(record.turns)):
                 owner, logprobs = next(answers)
-                records, record_logprobs = own.setdefault(owner, ([], []))
+                records, record_logprobs = by_adapter.setdefault(owner, ([], []))
                 records += [record] if number == 0 else []
                 record_logprobs.append(logprobs)
         total = part.logprobs.new_zeros(())
-        for name, (records, record_logprobs) in own.items():
+        for name, (records, record_logprobs) in by_adapter.items():
             loss, _ = self.rule.loss(records, record_logprobs, self.sizes[name])
             part.metrics.add(name, "loss", {"loss": loss.detach()})
             total = total + loss
@@ -156,8 +156,8 @@ class RecordLearner:
         self.loss.records = records
         self.loss.sizes = {name: self.rule.size(part) for name, part in by_adapter.items()}
         metrics = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
-        kept = {name: value for name, value in metrics.items() if not name.startswith(("policy_loss/", "epochs"))}
-        return kept | self._metrics(by_adapter)
+        of_loss = {name: value for name, value in metrics.items() if not name.startswith(("policy_loss/", "epochs"))}
+        return of_loss | self._metrics(by_adapter)
 
     @torch.no_grad()
     def measure(self, records: Sequence[Record]) -> dict[str, float]:
@@ -176,11 +176,11 @@ class RecordLearner:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.learner.load_state(state)
 
-    def _metrics(self, own: Mapping[str, Sequence[Record]]) -> dict[str, float]:
+    def _metrics(self, by_adapter: Mapping[str, Sequence[Record]]) -> dict[str, float]:
         """The rule's numbers from `old_logprobs`, which are dropped."""
         metrics: dict[str, float] = {}
         bad = 0.0
-        for name, records in own.items():
+        for name, records in by_adapter.items():
             turns = [turn for record in records for turn in record.turns]
             logprobs = [torch.tensor(turn.old_logprobs) for turn in turns]
             loss, stats = self.rule.loss(records, logprobs, self.rule.size(records))

@@ -62,8 +62,8 @@ def imitate(
     def weights() -> dict[str, dict[str, Tensor]]:
         return {name: base.adapter_state(name) for name in team.adapters}
 
-    def restore(kept: dict[str, dict[str, Tensor]]) -> None:
-        for name, state in kept.items():
+    def restore(states: dict[str, dict[str, Tensor]]) -> None:
+        for name, state in states.items():
             base.load_adapter_state(name, state)
 
     start = weights()

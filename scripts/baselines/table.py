@@ -204,8 +204,8 @@ class Baselines:
         if temperature is not None:
             player.sampling = {name: replace(how, temperature=temperature) for name, how in player.sampling.items()}
         if prefix:
-            own = {adapters[name]: prefix for name in deciding}
-            player.engine = PrefixedEngine(player.engine, self.player.tokenizer, own)
+            prefixes = {adapters[name]: prefix for name in deciding}
+            player.engine = PrefixedEngine(player.engine, self.player.tokenizer, prefixes)
         player.engine = wrap(player.engine)
         return player
 

@@ -104,13 +104,13 @@ class Command:
         """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
         found: dict[str, Setting] = {}
         for kind in self.groups:
-            own = _describe(kind, algorithm)
-            if algorithm is not None and (twice := found.keys() & own.keys()):
+            of_algorithm = _describe(kind, algorithm)
+            if algorithm is not None and (twice := found.keys() & of_algorithm.keys()):
                 raise ConfigError(
                     f"algorithm {algorithm}{place_of(algorithm_class(algorithm))} and mafrt {self.name} both have a "
                     f"setting {min(twice)}; give the algorithm's another name."
                 )
-            found |= own
+            found |= of_algorithm
         return found
 
     def default(self, setting: Setting) -> Any:
@@ -231,8 +231,8 @@ class Command:
         recorded = stored.get("algorithm") or (below or {}).get("algorithm")
         if isinstance(recorded, str) and values.get("algorithm") != recorded:
             # A run records every setting of its algorithm; under another one, its defaults are no longer wanted.
-            own = algorithm_class(recorded).settings()
-            named -= {n for n in named - flags.keys() if n in own and values[n] == own[n].default}
+            of_algorithm = algorithm_class(recorded).settings()
+            named -= {n for n in named - flags.keys() if n in of_algorithm and values[n] == of_algorithm[n].default}
         return Settings(values, frozenset(flags), given, config, record, named, notes)
 
     def _fitting(self, stored: Mapping[str, Any], algorithm: str | None) -> str | None:

@@ -160,13 +160,13 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
     """
     name = path.rpartition(".")[2]
     meant = synonym(name, known)
-    rule, own = RULES.get(path, RULES.get(name)), VALUES.get(path, VALUES.get(name))
+    rule, translation = RULES.get(path, RULES.get(name)), VALUES.get(path, VALUES.get(name))
     try:
         if rule is not None:
             return rule(value, file)
-        if own is not None:
-            given = own[1](value)
-            return {} if given is None else {own[0]: given}
+        if translation is not None:
+            given = translation[1](value)
+            return {} if given is None else {translation[0]: given}
     except ConfigError:
         raise
     except (TypeError, ValueError, ArithmeticError):  # a text where a number belongs, a list, 0 samples
@@ -195,8 +195,8 @@ def _without_unused(settings: dict[str, Any], left: dict[str, list[str]]) -> Non
     if not isinstance(chosen := settings.get("algorithm"), str):
         return
     kind, every = algorithm_class(chosen), AlgorithmSettings.flags(None)
-    own = {name for name in kind.settings() if kind.critic_input is not None or not name.startswith("critic_")}
-    for name in [name for name in settings if name in every and name not in {*own, "algorithm"}]:
+    used = {name for name in kind.settings() if kind.critic_input is not None or not name.startswith("critic_")}
+    for name in [name for name in settings if name in every and name not in {*used, "algorithm"}]:
         del settings[name]
         left.setdefault(f"algorithm {chosen} has no such setting", []).append(name)
 
@@ -323,8 +323,8 @@ def _coach(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
 def _agents(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
     """Who of MARTI's agents does not learn; the agents themselves are those of the workflow."""
     entries = [item.items() for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-    agents = [(name, own) for items in entries for name, own in items if isinstance(own, Mapping)]
-    frozen = [str(name).removeprefix("agent_") for name, own in agents if own.get("is_tuning") is False]
+    agents = [(name, entry) for items in entries for name, entry in items if isinstance(entry, Mapping)]
+    frozen = [str(name).removeprefix("agent_") for name, entry in agents if entry.get("is_tuning") is False]
     return {"freeze": frozen} if frozen else {}
 
 

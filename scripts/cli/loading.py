@@ -65,7 +65,7 @@ def load_team(settings: Settings, default: str | None = None) -> Team | None:
         return None
     path = shipped(profile)
     if not path.exists():
-        names = ", ".join(sorted(f"profiles/{own.name}" for own in (SHIPPED / "profiles").glob("*.json")))
+        names = ", ".join(sorted(f"profiles/{file.name}" for file in (SHIPPED / "profiles").glob("*.json")))
         raise ConfigError(f"There is no team file {path}; give the path of one, or one that ships: {names}.")
     team = Team.load(path)
     team.check_size(settings["n_agents"])
@@ -97,9 +97,9 @@ def _refuse_keys_of_workflows(env: Env, team: Team) -> None:
     if not ours or any(hasattr(part, "workflow") for part in parts):
         return
     for key in ("sees", "tools"):
-        if own := [agent.name for agent in team.agents if getattr(agent, key) is not None]:
+        if with_key := [agent.name for agent in team.agents if getattr(agent, key) is not None]:
             raise ConfigError(
-                f"Agent {own[0]!r} of the team file has the key {key!r}, which {ours[0].class_name} does not use; "
+                f"Agent {with_key[0]!r} of the team file has the key {key!r}, which {ours[0].class_name} does not use; "
                 "leave it out, or take an environment with workflows, such as math."
             )
 

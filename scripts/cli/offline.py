@@ -149,9 +149,9 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     only_one(command.name)
     loaded, stored, record = _start(command, resolve(settings))
     settings = command.read(argv, below=stored, record=record)
-    own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
-    passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
-    config, task = TrainConfig.of(**own), prepare(settings)
+    of_training = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
+    passes = {name: of_training.pop(name) for name in ("epochs", "batch_size")}
+    config, task = TrainConfig.of(**of_training), prepare(settings)
     for note in settings.notes:
         print(note)
     source = read(settings, task)
@@ -267,12 +267,12 @@ def encode(
         raise DataError(task.none_chosen)
     if source.runs and not records and data.return_of == "agent":
         raise DataError("the environment pays no agent by itself, so no turn has a return; take --return_of episode")
-    kept = reading.fit(records, window, skip=data.skip_too_long)
+    fitting = reading.fit(records, window, skip=data.skip_too_long)
     # Said, since a silent cut would look like learning from all of them.
-    if len(kept) < len(records):
-        print(f"Left out, since longer than {window} tokens: {counted(len(records) - len(kept), 'records')}.")
+    if len(fitting) < len(records):
+        print(f"Left out, since longer than {window} tokens: {counted(len(records) - len(fitting), 'records')}.")
     held_out = reading.encode(source.held_out, source.team, tokenizer)
-    return kept, reading.fit(held_out, window, skip=data.skip_too_long)
+    return fitting, reading.fit(held_out, window, skip=data.skip_too_long)
 
 
 def _start(

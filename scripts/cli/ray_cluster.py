@@ -207,8 +207,8 @@ class Launcher:
         self.shared = run_dir.with_name(f"{run_dir.name}.ray")
         # As `srun` does, the variables of this shell go along: keys, caches, and the layout of accelerate. They are
         # arguments of a call and no `runtime_env`, which Ray shows to everyone who sees its dashboard.
-        own = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k not in own}
+        of_node = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k not in of_node}
         if layout.per_node > 1:
             self.environment.setdefault("OMP_NUM_THREADS", "1")  # as `torchrun` does
         self.words = [*without(argv, of_ray), "--ray", "none"]
@@ -280,7 +280,7 @@ class Launcher:
         given.write_text("", encoding="utf-8")
         replies = [given.with_name(f"{given.name}-{number}") for number in range(len(nodes))]
         needed = [sys.executable, os.getcwd()]
-        calls = [node.look.remote(needed, str(given), str(own)) for node, own in zip(nodes, replies, strict=True)]
+        calls = [node.look.remote(needed, str(given), str(answer)) for node, answer in zip(nodes, replies, strict=True)]
         for (address, missing), reply in zip(self.ray.get(calls), replies, strict=True):
             if missing or not reply.exists():
                 raise ConfigError(
@@ -491,7 +491,7 @@ class Launcher:
         """End actors and, before anything else is started, their processes."""
         for actor in actors:
             # Their end, which is wanted, would else be taken for a loss of those that are started next.
-            self._calls = {call: kept for call, kept in self._calls.items() if kept[0] is not actor}
+            self._calls = {call: call_state for call, call_state in self._calls.items() if call_state[0] is not actor}
             with contextlib.suppress(self.ray.exceptions.RayError):  # it is lost already, or is killed now
                 self.ray.get(actor.end.remote(), timeout=30.0)
             self.ray.kill(actor)
@@ -516,10 +516,10 @@ def typed(scale: ScaleSettings) -> dict[str, Any]:
 
 def without(argv: Sequence[str], dropped: Callable[[str], bool]) -> list[str]:
     """The words without the flags of these names and their values."""
-    kept, keep = [], True
+    words_left, keep = [], True
     for word in argv:
         if word.startswith("--"):
             keep = not dropped(underscored(word).partition("=")[0].removeprefix("--").removeprefix("no-"))
         if keep:
-            kept.append(word)
-    return kept
+            words_left.append(word)
+    return words_left

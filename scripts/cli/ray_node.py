@@ -69,11 +69,11 @@ class RayNode:
         Bound and not listening, it is given to no other program, and one that reuses addresses, as servers do, can
         still listen on it.
         """
-        kept = socket.socket()
-        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        kept.bind((self.address, 0))
-        self._taken.append(kept)
-        return self.address, int(kept.getsockname()[1])
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self.address, 0))
+        self._taken.append(listener)
+        return self.address, int(listener.getsockname()[1])
 
     def start(self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: str) -> None:
         """Start processes in `folder`: their words and their environments. What they print is reported."""

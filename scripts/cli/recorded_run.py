@@ -138,8 +138,8 @@ def _of_split(record: EnvironmentRecord, env: Env, split: str) -> Env | None:
     """`env`, which `record` describes, on another split; None if it has none. What the user set otherwise stays."""
     given, other = dict(record.arguments or {}), held_out_of(env, split)
     known = [env.validation, env.held_out]
-    kept = {name: value for name, value in given.items() if not any(k.get(name) == value for k in known)}
-    return make_env(record.path, **{**given, **other, **kept}) if other else None
+    own_values = {name: value for name, value in given.items() if not any(k.get(name) == value for k in known)}
+    return make_env(record.path, **{**given, **other, **own_values}) if other else None
 
 
 def build_environment(record: EnvironmentRecord, run: Path) -> Env:

@@ -75,14 +75,14 @@ def _memory(seats: Sequence[TeamRow], names: Sequence[str], use: MemoryInputs) -
     ]
     bases, adapters, cached, activations = 0.0, 0.0, 0.0, 0.0
     for name in names:
-        own = [seat for seat in seats if seat.model == name]
-        shape = own[0].shape
+        of_base = [seat for seat in seats if seat.model == name]
+        shape = of_base[0].shape
         memory = footprint(shape, replace(use, agents=0))
         own_adapters = 0.0
-        for seat in own:
+        for seat in of_base:
             how = replace(use, agents=1, rank=seat.lora.rank, targets=seat.lora.targets)
             own_adapters += footprint(shape, how).adapters
-        agents = str(sum(len(seat.agents) for seat in own))
+        agents = str(sum(len(seat.agents) for seat in of_base))
         weights = f"{shape.block_weights + shape.other_weights:,}"
         peak = memory.base + own_adapters + max(memory.activations, memory.keys_and_values)
         parts = (memory.base, own_adapters, memory.activations, memory.keys_and_values, peak)

@@ -153,9 +153,9 @@ _OF_THE_PLACE = re.compile(r"run_dir|threads|device|load_path|set_aside|accept_c
 
 def same_but_seed(run: RunData) -> str:
     """A key that runs share if they differ in the seed and in settings of the machine only."""
-    kept = {name: value for name, value in run.settings.items() if name != "seed" and not _OF_THE_PLACE.fullmatch(name)}
+    same = {name: value for name, value in run.settings.items() if name != "seed" and not _OF_THE_PLACE.fullmatch(name)}
     team = [] if run.record is None else run.record.team
-    return json.dumps([kept, team], sort_keys=True, default=str) if kept else str(run.path.resolve())
+    return json.dumps([same, team], sort_keys=True, default=str) if same else str(run.path.resolve())
 
 
 def finite(value: object) -> float | None:

@@ -60,8 +60,8 @@ def print_episode(console: Console, episode: Recorded) -> None:
     names = list(dict.fromkeys(str(turn.get("agent")) for turn in episode.turns))
     for turn in episode.turns:
         agent = str(turn.get("agent"))
-        own = team.get(agent) if isinstance(team, dict) else None
-        prompt = own.get("prompt") if isinstance(own, dict) else None
+        entry = team.get(agent) if isinstance(team, dict) else None
+        prompt = entry.get("prompt") if isinstance(entry, dict) else None
         color = _COLORS[names.index(agent) % len(_COLORS)]
         title = Text(safe(agent), style=f"bold {color}")
         console.print(Panel(_turn(turn, prompt), title=title, title_align="left", border_style=color))

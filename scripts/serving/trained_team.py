@@ -59,8 +59,8 @@ class TrainedTeam:
         voice = self.voices[agent]
         spec = self.team.agent(agent)
         try:
-            own = () if self.kept is None else self.kept.find(agent, seen)
-            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, own)
+            past = () if self.kept is None else self.kept.find(agent, seen)
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at, past)
         except EnvError as error:
             raise ApiError(400, str(error)) from error
         room = voice.context_window - len(ids)
@@ -98,8 +98,8 @@ def read_source(command: Command, argv: Sequence[str]) -> Source:
     stored, record = stored_args(loaded)
     if loaded is None or record is None or not loaded.adapters:
         raise CheckpointError(f"{settings['load_path']} holds no checkpoint of a run; give a run that made one.")
-    own = {"load_path", "seed", *describe(EngineConfig)}
-    below = {name: value for name, value in stored.items() if name not in own}
+    of_this_run = {"load_path", "seed", *describe(EngineConfig)}
+    below = {name: value for name, value in stored.items() if name not in of_this_run}
     return Source(command.read(argv, below=below, record=record), loaded, record.agents())
 
 
@@ -116,12 +116,12 @@ def load_team(source: Source) -> TrainedTeam:
     for name in team.adapters:
         base.load_adapter(name, source.loaded.adapter(name))
     voices = voices_of(base, team, config.play.context_window)
-    kept = KeptAnswers() if config.play.keep_thoughts else None
+    answers = KeptAnswers() if config.play.keep_thoughts else None
     tokenizers = [voice.tokenizer for voice in voices.values()]
-    if kept is not None:
+    if answers is not None:
         check_thoughts(tokenizers, config.play.reasoning)
     note_thoughts(tokenizers, config.play.reasoning, config.play.thinking_budget)
     engine = make_engine(base, config)
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     queue = EngineQueue(engine, rows=config.play.max_batch_rows)
-    return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning, kept)
+    return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning, answers)

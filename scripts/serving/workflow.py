@@ -44,8 +44,8 @@ def play_problem(
     team: TrainedTeam, env: MathEnv, problem: str, seed: int, max_tokens: int | None = None
 ) -> Episode | None:
     """One episode about `problem`, of turns up to `max_tokens`; None if it was cut because a prompt was too long."""
-    own = copy.copy(env.spawn())
-    own.tasks = (Task("asked", problem, "0"),)
+    spawned = copy.copy(env.spawn())
+    spawned.tasks = (Task("asked", problem, "0"),)
     main = team.base.main
     sampling = {
         name: replace(how, max_new_tokens=min(how.max_new_tokens, max_tokens or how.max_new_tokens))
@@ -53,4 +53,4 @@ def play_problem(
     }
     shared = (team.queue, main.tokenizer, team.team, sampling, main.context_window, team.reasoning)
     player = Player(*shared, keep_thoughts=team.kept is not None, voices=team.voices)
-    return one_episode(player, own, seed)
+    return one_episode(player, spawned, seed)

@@ -69,7 +69,7 @@ def stored(moments: Moments | None, parameters: Sequence[Tensor]) -> dict[str, T
     if moments is None:
         return {}
     rows = zip(NAMES, (moments.mean, moments.square), strict=True)
-    found = {f"{name}.{n}": part for name, own in rows for n, part in enumerate(_parts(own.cpu(), parameters))}
+    found = {f"{name}.{n}": part for name, row in rows for n, part in enumerate(_parts(row.cpu(), parameters))}
     # A file holds each tensor's own memory.
     return {name: part.clone() for name, part in found.items()} | {"step": floats([moments.steps])}
 

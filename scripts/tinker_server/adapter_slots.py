@@ -141,10 +141,10 @@ class AdapterSlots:
         sampler = Sampler(shape, folder, self.take(shape), saved=False)
         with self.changing(), torch.no_grad():
             assert sampler.slot is not None
-            for own, trained in zip(
+            for parameter, trained in zip(
                 self.base.adapter_parameters(sampler.slot), self.base.adapter_parameters(slot), strict=True
             ):
-                own.copy_(trained)
+                parameter.copy_(trained)
             self.base.bump(sampler.slot)
         with self._lock:
             self._resident.append(sampler)

@@ -99,12 +99,12 @@ class Results:
         result.ready.set()
         if self.by_id.get(result.id) is not result:  # its session has ended
             return
-        kept = self._kept[result.owner]
-        kept[result] = None
+        of_owner = self._kept[result.owner]
+        of_owner[result] = None
         self._kept_bytes[result.owner] += len(content)
         most = self.limits.kept_mib * 2**20
-        while len(kept) > 1 and (len(kept) > self.limits.kept or self._kept_bytes[result.owner] > most):
-            self.drop(next(iter(kept)))
+        while len(of_owner) > 1 and (len(of_owner) > self.limits.kept or self._kept_bytes[result.owner] > most):
+            self.drop(next(iter(of_owner)))
 
     def fail(self, result: Result, error: BaseException) -> None:
         """The result is an error, told as the client's or as the server's."""
@@ -126,8 +126,8 @@ class Results:
         """Forget a result."""
         self.by_id.pop(result.id, None)
         result.forget()
-        if result in (kept := self._kept[result.owner]):
-            del kept[result]
+        if result in (of_owner := self._kept[result.owner]):
+            del of_owner[result]
             self._kept_bytes[result.owner] -= len(result.content)
 
     def of(self, owner: str, name: str) -> Result:
@@ -139,5 +139,5 @@ class Results:
 
     def fetched(self, result: Result) -> None:
         """The client has the result: it is the first to be dropped."""
-        if result in (kept := self._kept[result.owner]):
-            kept.move_to_end(result, last=False)
+        if result in (of_owner := self._kept[result.owner]):
+            of_owner.move_to_end(result, last=False)

@@ -96,8 +96,8 @@ class Trainer:
     def __init__(self, slots: AdapterSlots, *, micro_batch_tokens: int = 8192, round_tokens: int = 262_144) -> None:
         self.slots, self.base = slots, slots.base
         self.micro_batch_tokens, self.round_tokens = micro_batch_tokens, round_tokens
-        own = self.base.compute.own_adapter_only
-        self.mixed_tokens = micro_batch_tokens if own else MIXED_TOKENS.get(self.base.device.type, 4096)
+        adapter_by_adapter = self.base.compute.own_adapter_only
+        self.mixed_tokens = micro_batch_tokens if adapter_by_adapter else MIXED_TOKENS.get(self.base.device.type, 4096)
         self.micro_batches = self.mixed = 0
         """micro-batches so far, and those with several adapters"""
         self._jobs: queue.Queue[Job | None] = queue.Queue()
@@ -330,11 +330,11 @@ class Trainer:
         return gradient.split(parts)
 
     @torch.no_grad()
-    def _scored(self, work: ScoreRequest, states: Tensor, own: Tensor) -> Scored:
+    def _scored(self, work: ScoreRequest, states: Tensor, logprobs: Tensor) -> Scored:
         """Log-probabilities of a sequence from its hidden states `[T, d]`; those of its own tokens are there."""
         length = len(work.tokens)
         values = np.full(length, np.nan, np.float32)
-        values[work.first :] = own.numpy()
+        values[work.first :] = logprobs.numpy()
         scored = Scored(values)
         if not work.top and work.targets is None:
             return scored

@@ -231,12 +231,12 @@ class RunningBatch:
     def _compact(self) -> Tensor:
         """Take the ended rows out; returns the places of the others."""
         assert self._decoder is not None
-        kept = torch.tensor(self._live, device=self._parts.base.device)
+        live_rows = torch.tensor(self._live, device=self._parts.base.device)
         self.rows = [self.rows[place] for place in self._live]
         self._live = list(range(len(self.rows)))
-        self._sampler.keep(kept)
-        self._decoder.keep(kept)
-        return kept
+        self._sampler.keep(live_rows)
+        self._decoder.keep(live_rows)
+        return live_rows
 
 
 def completion_of(row: SamplingRow, base: SharedBase) -> Completion:

@@ -104,8 +104,8 @@ class Sampler:
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]` in the batch."""
-        kept = rows.tolist()
-        self.params, self.adapters = [self.params[i] for i in kept], [self.adapters[i] for i in kept]
+        indices = rows.tolist()
+        self.params, self.adapters = [self.params[i] for i in indices], [self.adapters[i] for i in indices]
         self.uniforms = self.uniforms.index_select(1, rows)
         self.temperature, self.top_p, self.top_k = (t[rows] for t in (self.temperature, self.top_p, self.top_k))
         self._look()
@@ -131,10 +131,10 @@ class Sampler:
         """The same without waiting for the device, and `[rows]` float32 numbers for `check`."""
         compute = compute_for(logits.device.type)
         if (cut := self._cut) is not None:
-            own = logits if len(cut) == len(logits) else logits[cut]
-            kept = compute.truncate(own, *self._limits, self._widest)
+            of_cut = logits if len(cut) == len(logits) else logits[cut]
+            truncated = compute.truncate(of_cut, *self._limits, self._widest)
             # The other rows stay as they are: a row's rounding must not depend on its neighbours' settings.
-            logits = kept if own is logits else logits.index_copy(0, cut, kept)
+            logits = truncated if of_cut is logits else logits.index_copy(0, cut, truncated)
         return compute.sample(logits, self.temperature, self.uniforms[step])
 
     def check(self, totals: Sequence[float]) -> None:

@@ -28,7 +28,7 @@ class ThoughtMarks:
         self.ending = encoded(self.form.ending or self.form.closing)
         self.answer = encoded(self.form.answer) if self.form.answer else self.ending
         ids = {mark: encoded(mark) for mark in (self.form.opening, self.form.closing)}
-        self._single = {mark: own[0] for mark, own in ids.items() if len(own) == 1}
+        self._single = {mark: tokens[0] for mark, tokens in ids.items() if len(tokens) == 1}
 
     def opens(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside a thought that it opens itself."""

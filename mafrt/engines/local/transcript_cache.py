@@ -106,7 +106,7 @@ class TranscriptCache:
         # In sorted order it is one of the two neighbours.
         place = bisect_left(self._sorted, ids)
         near = self._sorted[max(place - 1, 0) : place + 1]
-        return max(((own, _common(own, ids)) for own in near), key=lambda candidate: candidate[1], default=((), 0))
+        return max(((past, _common(past, ids)) for past in near), key=lambda candidate: candidate[1], default=((), 0))
 
     def _put(self, ids: tuple[int, ...], fed: SequenceKV) -> None:
         if ids not in self._fed:
@@ -122,19 +122,19 @@ class TranscriptCache:
         fresh: list[tuple[int, ...]] = []
         past: list[tuple[tuple[int, ...], int]] = []
         for ids in sequences:
-            own, length = self._known(ids)
-            if own:
-                self._fed.move_to_end(own)
+            longest, length = self._known(ids)
+            if longest:
+                self._fed.move_to_end(longest)
             if length < len(ids):
                 fresh.append(ids)
-                past.append((own, length))
+                past.append((longest, length))
         if not fresh:
             return
         rests = [ids[length:] for ids, (_, length) in zip(fresh, past, strict=True)]
         _, fed = self._extend(past, rests, [-1] * len(fresh))
-        for ids, result, (own, length) in zip(fresh, fed, past, strict=True):
-            if length == len(own):  # the longer sequence holds everything of the shorter one
-                self._drop(own)
+        for ids, result, (longest, length) in zip(fresh, fed, past, strict=True):
+            if length == len(longest):  # the longer sequence holds everything of the shorter one
+                self._drop(longest)
             self._put(ids, result)
 
     def _trim(self) -> None:

@@ -72,12 +72,12 @@ class Handover:
 
     def _make(self, folder: str | Path | None) -> Path:
         # The process id too, since several processes of one run write their adapters into one folder.
-        own = f"mafrt-{self.run}-{os.getpid()}"
+        name = f"mafrt-{self.run}-{os.getpid()}"
         if folder is None:
             # In memory where possible: adapters are written anew after every update and read once.
             usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
-            return Path(tempfile.mkdtemp(prefix=own + "-", dir=MEMORY if usable else None))
-        path = Path(folder).expanduser().absolute() / own
+            return Path(tempfile.mkdtemp(prefix=name + "-", dir=MEMORY if usable else None))
+        path = Path(folder).expanduser().absolute() / name
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -19,11 +19,11 @@ SHARE = 0.4
 """of a GPU's memory that vLLM may take, unless --gpu_memory_utilization says otherwise"""
 
 
-def vllm_gpus(own: int, size: int, there: int) -> list[int]:
+def vllm_gpus(trainer_gpu: int, size: int, there: int) -> list[int]:
     """The GPUs of this process's vLLM: the trainer's own, then some on which no trainer sits and no other vLLM.
 
     Args:
-        own: number of the trainer's GPU. Of several trainers on this machine, each sits on the one of its local rank.
+        trainer_gpu: its number. Of several trainers on this machine, each sits on the one of its local rank.
         size: GPUs that a vLLM spreads the base over.
         there: GPUs of this machine.
 
@@ -31,20 +31,20 @@ def vllm_gpus(own: int, size: int, there: int) -> list[int]:
         ConfigError: there are too few for all trainers of this machine.
     """
     rank, trainers = started_here()
-    if own >= there and trainers == 1:
+    if trainer_gpu >= there and trainers == 1:
         raise ConfigError(
-            f"device is cuda:{own}, and torch sees {counted(there, 'GPUs')}, from cuda:0 on; name another."
+            f"device is cuda:{trainer_gpu}, and torch sees {counted(there, 'GPUs')}, from cuda:0 on; name another."
         )
-    if own >= there or trainers * size > there:
+    if trainer_gpu >= there or trainers * size > there:
         spread = f" with tensor_parallel_size {size}" if size > 1 else ""
         raise ConfigError(
             f"{trainers} process{'es' if trainers > 1 else ''} on this machine{spread} would need "
-            f"{max(own + 1, trainers * size)} GPUs, and torch sees {there}; start fewer processes, lower "
+            f"{max(trainer_gpu + 1, trainers * size)} GPUs, and torch sees {there}; start fewer processes, lower "
             "--tensor_parallel_size, or sample elsewhere (--vllm_servers)."
         )
-    trainers_on = range(trainers) if trainers > 1 else [own]
-    others = [gpu for gpu in (*range(own + 1, there), *range(own)) if gpu not in trainers_on]
-    return [own, *others[rank * (size - 1) : (rank + 1) * (size - 1)]]
+    trainers_on = range(trainers) if trainers > 1 else [trainer_gpu]
+    others = [gpu for gpu in (*range(trainer_gpu + 1, there), *range(trainer_gpu)) if gpu not in trainers_on]
+    return [trainer_gpu, *others[rank * (size - 1) : (rank + 1) * (size - 1)]]
 
 
 def check_gpus(config: EngineConfig, model: str, device: str | None, *, shards: int = 1, bits: int = 16) -> None:
@@ -67,8 +67,8 @@ def check_gpus(config: EngineConfig, model: str, device: str | None, *, shards: 
         return
     colocated = config.engine == "vllm" and not config.vllm_servers
     size = config.tensor_parallel_size if colocated else 1
-    own = int(named[1] or started_here()[0])
-    gpus = vllm_gpus(own, size, torch.cuda.device_count())
+    trainer_gpu = int(named[1] or started_here()[0])
+    gpus = vllm_gpus(trainer_gpu, size, torch.cuda.device_count())
     if not colocated:
         return
     shape = check_heads(model, size)
@@ -126,7 +126,7 @@ def visible(device: Any, size: int, seen: str | None) -> str:
     """
     import torch
 
-    own = torch.cuda.current_device() if device.index is None else device.index
+    trainer_gpu = torch.cuda.current_device() if device.index is None else device.index
     there = torch.cuda.device_count()
     names = [name.strip() for name in seen.split(",")] if seen else [str(gpu) for gpu in range(there)]
-    return ",".join(names[gpu] for gpu in vllm_gpus(own, size, there))
+    return ",".join(names[gpu] for gpu in vllm_gpus(trainer_gpu, size, there))

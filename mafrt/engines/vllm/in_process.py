@@ -106,9 +106,9 @@ class VllmEngine:
             others = children(os.getpid())
             with _environment(base.device, config.tensor_parallel_size):
                 self._llm, self._vllm = self._thread.call(lambda: _start(settings, base.name))
-            own = children(os.getpid()) - others
-            self._thread.lives = {pid: birth(pid) for pid in own}
-            self.pids = sorted(own.union(*(descendants(pid) for pid in own)))
+            started = children(os.getpid()) - others
+            self._thread.lives = {pid: birth(pid) for pid in started}
+            self.pids = sorted(started.union(*(descendants(pid) for pid in started)))
             """vLLM's processes"""
             self._close = weakref.finalize(self, _shut_down, self._llm, watch(self.pids, self._handover.folder))
         finally:

@@ -337,8 +337,8 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
         allowed = [named(entry) for entry in listed] if isinstance(listed, list) else None
         if mode not in ("auto", "required") or not allowed or not all(name in names for name in allowed):
             raise ApiError(400, f"'tool_choice' must name tools that are offered ({', '.join(names)})")
-        kept = tuple(function for function in functions if function["name"] in allowed)
-        return Tools(kept, must="*" if mode == "required" else "", one=one)
+        allowed_functions = tuple(function for function in functions if function["name"] in allowed)
+        return Tools(allowed_functions, must="*" if mode == "required" else "", one=one)
     if choice == "required":
         if not functions:
             raise ApiError(400, "'tool_choice' is required, but 'tools' offers none")
@@ -390,9 +390,9 @@ def _one_of_calls(tools: Tools, strict: Collection[str], others: Sequence[Any] =
         }
         for number, name in enumerate(tools.names)
     ]
-    own = [tools.schemas.get(name, {}) if name in strict else {} for name in tools.names]
-    schemas = [*({**schema, "type": "object"} for schema in own), *others]
-    answers = [{"$ref": f"#/$defs/{number}"} for number in range(len(own), len(schemas))]
+    of_tools = [tools.schemas.get(name, {}) if name in strict else {} for name in tools.names]
+    schemas = [*({**schema, "type": "object"} for schema in of_tools), *others]
+    answers = [{"$ref": f"#/$defs/{number}"} for number in range(len(of_tools), len(schemas))]
     defs = {str(number): _moved(schema, f"#/$defs/{number}") for number, schema in enumerate(schemas)}
     return json.dumps({"anyOf": [*calls, *answers], "$defs": defs})
 
@@ -403,12 +403,12 @@ def _moved(part: Any, to: str) -> Any:
         return [_moved(entry, to) for entry in part]
     if not isinstance(part, dict):
         return part
-    own = part.get("$ref")
+    reference = part.get("$ref")
     moved = {
         key: value if key in ("const", "enum", "default", "examples") else _moved(value, to)
         for key, value in part.items()
     }
-    return {**moved, "$ref": to + own[1:]} if isinstance(own, str) and own.startswith("#") else moved
+    return {**moved, "$ref": to + reference[1:]} if isinstance(reference, str) and reference.startswith("#") else moved
 
 
 def read_form(given: Any, where: str) -> str:

@@ -103,14 +103,14 @@ class KeptItems:
 
     def get(self, key: str, name: str) -> list[Any]:
         with self._lock:
-            kept = self._kept.get((key, name))
-        if kept is None:
+            stored = self._kept.get((key, name))
+        if stored is None:
             raise ApiError(
                 400,
                 f"there is no earlier response {name!r} of this episode here; send its items as 'input'",
                 "previous_response_not_found",
             )
-        return kept[0]
+        return stored[0]
 
     def forget(self, key: str) -> None:
         """Forget an episode."""

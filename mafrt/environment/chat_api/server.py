@@ -229,8 +229,8 @@ class ChatServer(LocalServer):
         begun: list[Future[ChatReply]] = []
         try:
             for number in range(call.answers):
-                own = replace(call, number=number, stream=call.stream and not number)
-                begun.append(self.answers.begin(key, own, on_text))
+                one = replace(call, number=number, stream=call.stream and not number)
+                begun.append(self.answers.begin(key, one, on_text))
         except Exception:
             if not self.answers.learns:  # a turn that has begun is answered
                 for future in begun:

@@ -64,7 +64,7 @@ class _LaidOut(torch.autograd.Function):
         torch._foreach_copy_(staged, list(parts))
         sides = _by(counts, staged)
         # The A of a layer follow one another as they are.
-        return tuple(torch.cat(own, 1) if n % 2 and len(own) > 1 else _rows(own) for n, own in enumerate(sides))
+        return tuple(torch.cat(side, 1) if n % 2 and len(side) > 1 else _rows(side) for n, side in enumerate(sides))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -73,18 +73,18 @@ class _LaidOut(torch.autograd.Function):
         # Float32, each in a place of its own, which becomes the parameter's gradient.
         places = _views(ctx.shapes, known, ctx.dtype)
         into, source = list[Tensor](), list[Tensor]()
-        for number, (own, grad) in enumerate(zip(_by(ctx.counts, places), grads, strict=True)):
+        for number, (params, grad) in enumerate(zip(_by(ctx.counts, places), grads, strict=True)):
             axis = number % 2
             if grad is None:
-                for place in own:
+                for place in params:
                     place.zero_()
-            elif len(own) > 1 and axis and len({p.shape for p in own}) == 1:
+            elif len(params) > 1 and axis and len({p.shape for p in params}) == 1:
                 # The columns of all adapters in one launch; their places follow one another.
-                whole = own[0].as_strided((len(own), *own[0].shape), (own[0].numel(), *own[0].stride()))
-                whole.copy_(grad.unflatten(1, (len(own), -1)).transpose(0, 1))
+                whole = params[0].as_strided((len(params), *params[0].shape), (params[0].numel(), *params[0].stride()))
+                whole.copy_(grad.unflatten(1, (len(params), -1)).transpose(0, 1))
             else:
-                into += own
-                source += grad.split([place.shape[axis] for place in own], axis)
+                into += params
+                source += grad.split([place.shape[axis] for place in params], axis)
         if into:
             torch._foreach_copy_(into, source)
         return (None, None, *(place if needed else None for place, needed in zip(places, wanted, strict=True)))

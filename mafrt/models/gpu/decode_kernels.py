@@ -80,9 +80,9 @@ def _normed(
         tl.store(x_out + row * width + at, rounded, mask=ok)
         tl.store(h_out + row * width + at, h, mask=ok)
     if LOWERS:
-        own = tl.load(scale + k * layers + layer) * acts
+        factor = tl.load(scale + k * layers + layer) * acts
         mine = down + (k * layers + layer) * P_OUT * width
-        _inner(h.to(tl.float32), mine, low_out + (row * layers + layer) * P_OUT, own, at, ok, width, P_OUT, R)
+        _inner(h.to(tl.float32), mine, low_out + (row * layers + layer) * P_OUT, factor, at, ok, width, P_OUT, R)
 
 
 @triton.jit
@@ -92,8 +92,8 @@ def _lowered(h_in, index, down, scale, low_out, width, P: tl.constexpr, N: tl.co
     at = part * N + tl.arange(0, N)
     ok = at < width
     h = tl.load(h_in + row * width + at, mask=ok, other=0.0).to(tl.float32)
-    own = tl.load(scale + k) * acts
-    _inner(h, down + k * P * width, low_out + (row * parts + part) * P, own, at, ok, width, P, 8)
+    factor = tl.load(scale + k) * acts
+    _inner(h, down + k * P * width, low_out + (row * parts + part) * P, factor, at, ok, width, P, 8)
 
 
 @triton.jit
@@ -128,13 +128,13 @@ def _heads(
         second = b * tl.load(cos + here + half, mask=ok, other=0.0).to(tl.float32)
         second += a * tl.load(sin + here + half, mask=ok, other=0.0).to(tl.float32)
         a, b = first, second
-    kept = row.to(tl.int64) * row_stride + tl.load(position + row) * token_stride
+    offset = row.to(tl.int64) * row_stride + tl.load(position + row) * token_stride
     if head < count:
         into = q_out + (row * count + head) * dim + c
     elif head < count + kv:
-        into = keys + kept + (head - count) * head_stride + c
+        into = keys + offset + (head - count) * head_stride + c
     else:
-        into = values + kept + (head - count - kv) * head_stride + c
+        into = values + offset + (head - count - kv) * head_stride + c
     tl.store(into, a.to(q_out.dtype.element_ty), mask=ok)
     tl.store(into + half, b.to(q_out.dtype.element_ty), mask=ok)
 
@@ -160,9 +160,9 @@ def _gated(
     h = (acted * other).to(h_out.dtype.element_ty)
     tl.store(h_out + row * width + at, h, mask=ok)
     if LOWERS:
-        own = tl.load(scale + k) * acts
+        factor = tl.load(scale + k) * acts
         into = low_out + (row * parts + part) * P_OUT
-        _inner(h.to(tl.float32), down + k * P_OUT * width, into, own, at, ok, width, P_OUT, 8)
+        _inner(h.to(tl.float32), down + k * P_OUT * width, into, factor, at, ok, width, P_OUT, 8)
 
 
 @triton.jit
@@ -244,8 +244,8 @@ def _truncated(logits, temperatures, top_k, top_p, out, width, N: tl.constexpr):
         tied = (at < width) & (order == last)
         rank = before + tl.cumsum(tied.to(tl.int32), 0)
         before += tl.sum(tied.to(tl.int32), 0)
-        kept = (order > last) | (tied & (rank <= ties)) | (finite == 0)
-        tl.store(out + at, tl.where(kept, x, float("-inf")), mask=at < width)
+        stays = (order > last) | (tied & (rank <= ties)) | (finite == 0)
+        tl.store(out + at, tl.where(stays, x, float("-inf")), mask=at < width)
 
 
 @triton.jit
@@ -271,15 +271,15 @@ def _convolved(state, x_in, weight, out, width, channels, W: tl.constexpr, N: tl
     row = tl.program_id(0)
     at = tl.program_id(1) * N + tl.arange(0, N)
     ok = at < channels
-    kept = state + (row.to(tl.int64) * channels + at) * W
+    base = state + (row.to(tl.int64) * channels + at) * W
     total = tl.zeros([N], tl.float32)
     for place in tl.static_range(0, W):
         if place < W - 1:
-            x = tl.load(kept + place + 1, mask=ok, other=0.0)
+            x = tl.load(base + place + 1, mask=ok, other=0.0)
         else:
             x = tl.load(x_in + row * width + at, mask=ok, other=0.0)
         total += x.to(tl.float32) * tl.load(weight + at * W + place, mask=ok, other=0.0).to(tl.float32)
-        tl.store(kept + place, x, mask=ok)
+        tl.store(base + place, x, mask=ok)
     total = total.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * channels + at, (total / (1 + tl.exp(-total))).to(out.dtype.element_ty), mask=ok)
 

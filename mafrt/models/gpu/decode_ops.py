@@ -146,8 +146,8 @@ def _plus(x: Tensor, low: Tensor | None, up: Tensor | None, index: Tensor, width
     """`x` `[rows, out]` and what the adapters add: `low[:, m]` to the m-th of the layers of these widths."""
     if low is None or up is None:
         return x.clone()
-    own = up[index.clamp(min=0)].to(low.dtype).split(list(widths), 1)
-    added = [(part @ low[:, m].unsqueeze(2)).squeeze(2) for m, part in enumerate(own)]
+    up_parts = up[index.clamp(min=0)].to(low.dtype).split(list(widths), 1)
+    added = [(part @ low[:, m].unsqueeze(2)).squeeze(2) for m, part in enumerate(up_parts)]
     return (x + torch.cat(added, 1)).to(x.dtype)
 
 

@@ -196,7 +196,7 @@ class LeanModel(DecodeModel):
         if into:
             torch._foreach_copy_(into, source)
             there = iter(moved(scales, into[0].device))
-            for adapters in (own for groups in made for own in groups if own is not None):
+            for adapters in (one for groups in made for one in groups if one is not None):
                 adapters.scale = next(there)
         return made
 
@@ -242,10 +242,10 @@ class LeanDecoder:
         capacity = _rounded(prompts.longest + min(steps, ROOM))
         self._keys, self._values = list[Tensor](), list[Tensor]()
         while prompts.keys:
-            for kept, given in ((self._keys, prompts.keys.pop(0)), (self._values, prompts.values.pop(0))):
-                kept.append(_grown(given if plain else given.index_select(0, places), capacity))
+            for buffers, given in ((self._keys, prompts.keys.pop(0)), (self._values, prompts.values.pop(0))):
+                buffers.append(_grown(given if plain else given.index_select(0, places), capacity))
         self._states = [
-            tuple(state if plain else state.index_select(0, places) for state in own) for own in prompts.states
+            tuple(state if plain else state.index_select(0, places) for state in layer) for layer in prompts.states
         ]
         self._cos, self._sin = model.rotary(self._last + 1)
         self._tokens = torch.empty_like(self._position)
@@ -313,14 +313,14 @@ class LeanDecoder:
         x: Tensor,
         low: Pair,
         rows: Rows,
-        kept: tuple[Tensor, ...],
+        cache: tuple[Tensor, ...],
     ) -> tuple[Tensor, Pair]:
         """The residual without what the adapters of its last layer add, and that, which the next norm takes in."""
         model, index = self.model, self._index
         into, out, gate_up, down = block.linears
         of_in, of_out, of_gate_up, of_down = groups
         x, h, inner = decode_ops.normed(x, *low, index, block.norm_in, model.eps, *_read(of_in))
-        h = block.mixer(F.linear(h, into.weight, into.bias), *_added(inner, of_in), rows, kept)
+        h = block.mixer(F.linear(h, into.weight, into.bias), *_added(inner, of_in), rows, cache)
         inner = None if of_out is None else decode_ops.lowered(h, index, *_read(of_out))
         x, low = _onto(x, h, out), _added(inner, of_out)
         x, h, inner = decode_ops.normed(x, *low, index, block.norm_mlp, model.eps, *_read(of_gate_up))
@@ -332,24 +332,24 @@ class LeanDecoder:
         """A quarter more positions, layer by layer."""
         used = int(self._lengths.max()) + 1
         capacity = _rounded(min(self._last, used + max(ROOM, used // 4)))
-        for kept in (self._keys, self._values):
-            for number in range(len(kept)):
-                kept[number] = _grown(kept[number], capacity)
+        for buffers in (self._keys, self._values):
+            for number in range(len(buffers)):
+                buffers[number] = _grown(buffers[number], capacity)
         self._look()
 
     def folded(self) -> PromptKV:
         """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
         longest = int(self._lengths.max())
-        keys, values = ([t[:, :, :longest] for t in kept] for kept in (self._keys, self._values))
+        keys, values = ([t[:, :, :longest] for t in buffers] for buffers in (self._keys, self._values))
         self._keys, self._values = [], []
         return PromptKV(keys, values, self._lengths, self._states)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`, in order, in the batch."""
-        for kept in (self._keys, self._values):
-            for number in range(len(kept)):
-                kept[number] = kept[number].index_select(0, rows)
-        self._states = [tuple(state.index_select(0, rows) for state in own) for own in self._states]
+        for buffers in (self._keys, self._values):
+            for number in range(len(buffers)):
+                buffers[number] = buffers[number].index_select(0, rows)
+        self._states = [tuple(state.index_select(0, rows) for state in layer) for layer in self._states]
         self._lengths = self._lengths[rows.cpu()]
         self._even = bool((self._lengths == self._lengths[0]).all())
         self._position, self._index = self._position[rows], self._index[rows]
@@ -389,15 +389,15 @@ def _as_one(parts: Sequence[Any]) -> Tensor:
         rows = sum(len(weight) for weight in weights)
         return cast(Tensor, first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1)))
     whole = torch.cat([weight.detach() for weight in weights])
-    for part, own in zip(parts, whole.split([len(weight) for weight in weights]), strict=True):
-        part.weight = nn.Parameter(own, requires_grad=False)
+    for part, part_weight in zip(parts, whole.split([len(weight) for weight in weights]), strict=True):
+        part.weight = nn.Parameter(part_weight, requires_grad=False)
     return whole
 
 
-def _grown(kept: Tensor, capacity: int) -> Tensor:
+def _grown(buffer: Tensor, capacity: int) -> Tensor:
     """`[rows, kv heads, capacity, D]`; zeros and not unfilled, since what is masked is still multiplied by zero."""
-    grown = kept.new_zeros(*kept.shape[:2], capacity, kept.shape[3])
-    grown[:, :, : kept.shape[2]] = kept
+    grown = buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[3])
+    grown[:, :, : buffer.shape[2]] = buffer
     return grown
 
 

@@ -54,14 +54,16 @@ class Attention:
         return torch.cat([factors(norm, plus_one).expand(count, -1) for norm, count in counted])
 
     def __call__(
-        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, kept: tuple[Tensor, ...]
+        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, cache: tuple[Tensor, ...]
     ) -> Tensor:
         turned = rows.cos, rows.sin, rows.position
-        return self._attended(decode_ops.heads(*kept, h, low, up, rows.index, self.norm, self.eps, *turned), rows, kept)
+        return self._attended(
+            decode_ops.heads(*cache, h, low, up, rows.index, self.norm, self.eps, *turned), rows, cache
+        )
 
-    def _attended(self, q: Tensor, rows: Rows, kept: tuple[Tensor, ...]) -> Tensor:
+    def _attended(self, q: Tensor, rows: Rows, cache: tuple[Tensor, ...]) -> Tensor:
         # The queries of one key head side by side, as if they were several steps: no keys are repeated for them.
-        q, keys, values = q.unflatten(1, (self.kv_heads, -1)), *(buffer[:, :, : rows.used] for buffer in kept)
+        q, keys, values = q.unflatten(1, (self.kv_heads, -1)), *(buffer[:, :, : rows.used] for buffer in cache)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=rows.bias, scale=self.scale).flatten(1)
 
 
@@ -80,10 +82,10 @@ class GatedDelta:
         self.decay, self.bias = -layer.A_log.float().exp(), layer.dt_bias.float()
 
     def __call__(
-        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, kept: tuple[Tensor, ...]
+        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, cache: tuple[Tensor, ...]
     ) -> Tensor:
         h = h if low is None else decode_ops.added(h, low, up, rows.index, self.widths)
-        inputs, state = kept
+        inputs, state = cache
         qkv = decode_ops.convolved(inputs, h, self.filter)
         out: Tensor = decode_ops.delta(state, qkv, h, self.decay, self.bias, self.norm, self.eps)
         return out
@@ -98,7 +100,7 @@ class GatedAttention(Attention):
         self.norm = self._head_norm(layer, plus_one=True)
 
     def __call__(
-        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, kept: tuple[Tensor, ...]
+        self, h: Tensor, low: Tensor | None, up: Tensor | None, rows: Rows, cache: tuple[Tensor, ...]
     ) -> Tensor:
         h = h if low is None else decode_ops.added(h, low, up, rows.index, self.widths)
         count, turned = len(h), rows.cos.shape[1]
@@ -110,9 +112,9 @@ class GatedAttention(Attention):
         x = x * rows.cos.unsqueeze(1) + x.roll(turned // 2, -1) * rows.sin.unsqueeze(1)
         q, k = torch.cat((x, rest), 2).split([self.heads, self.kv_heads], 1)
         every = torch.arange(count, device=h.device)
-        for buffer, new in zip(kept, (k, v), strict=True):
+        for buffer, new in zip(cache, (k, v), strict=True):
             buffer[every, :, rows.position] = new.to(buffer.dtype)
-        return self._attended(q, rows, kept) * torch.sigmoid(gate.reshape(count, -1))
+        return self._attended(q, rows, cache) * torch.sigmoid(gate.reshape(count, -1))
 
 
 def factors(norm: Any, plus_one: bool) -> Tensor:

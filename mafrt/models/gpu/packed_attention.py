@@ -77,10 +77,10 @@ def _largest_head(device: torch.device) -> int:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
     """`[heads, N, D]`, keys and values with heads of their own, -> `[N, heads, D]`."""
-    own = (t.transpose(0, 1) for t in (query, key, value))
+    by_head = (t.transpose(0, 1) for t in (query, key, value))
     past = None if rows.past is None else [t.transpose(0, 1) for t in rows.past]
     window = -1 if rows.window is None else rows.window - 1
-    out: Tensor = _Attention.apply(*own, rows.packing.once(segments_of), rows.scale, window, past)
+    out: Tensor = _Attention.apply(*by_head, rows.packing.once(segments_of), rows.scale, window, past)
     return out
 
 
@@ -113,9 +113,9 @@ def segments_of(packing: Packing) -> list[Segments]:
     made = []
     for number, (queries, keys) in enumerate(tables):
         longest = max(b - a for a, b in pairwise(queries)), max(b - a for a, b in pairwise(keys))
-        own = [t.int() for t in there[2 * number : 2 * number + 2]]
+        bounds = [t.int() for t in there[2 * number : 2 * number + 2]]
         past = torch.cat(places) if places and number == len(tables) - 1 else None
-        made.append(Segments(own[0], own[1], longest, number == 0, past))
+        made.append(Segments(bounds[0], bounds[1], longest, number == 0, past))
     return made
 
 
@@ -152,14 +152,14 @@ class _Attention(torch.autograd.Function):
         read = []
         for segments in launches:
             keys, values = _keys(segments, key, value, past)
-            part, own = flash(query, keys, values, segments, scale, window)
+            part, part_lse = flash(query, keys, values, segments, scale, window)
             read.append((keys, values) if segments.past is not None else ())
             if out is None or lse is None:
-                out, lse = part, own
+                out, lse = part, part_lse
                 continue
             # Queries without keys have a log-sum-exp of +inf there.
-            both = torch.logaddexp(lse, own.masked_fill_(own == torch.inf, -torch.inf))
-            share = own.sub_(both).exp_().t().unsqueeze(2)
+            both = torch.logaddexp(lse, part_lse.masked_fill_(part_lse == torch.inf, -torch.inf))
+            share = part_lse.sub_(both).exp_().t().unsqueeze(2)
             out.addcmul_(part.sub_(out), share)
             lse = both
         assert out is not None and lse is not None

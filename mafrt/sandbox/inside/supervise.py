@@ -182,7 +182,7 @@ def _follow(
         if run.started is None and _notice_start(run, connection):
             deadline = time.monotonic() + timeout_s
         # Counted although only the ends are kept: an endless writer would occupy the machine until its deadline.
-        if sum(kept.total for kept in run.kept) > limits.OUTPUT_BYTES:
+        if sum(stream.total for stream in run.kept) > limits.OUTPUT_BYTES:
             run.verdict, run.why = "killed", f"ended: it wrote more than {limits.OUTPUT_BYTES // limits.MIB} MiB"
         if time.monotonic() >= look:
             look = time.monotonic() + every
@@ -270,7 +270,7 @@ def _reply(connection: socket.socket, run: RunningSnippet, wanted: list[str], ha
     fetched = _gather(run.workdir, wanted, handed)
     status, code = _outcome(run)
     # Read before the reason is added, so that the reason stands last.
-    out, err = (kept.bytes() for kept in run.kept)
+    out, err = (stream.bytes() for stream in run.kept)
     if run.why:
         err += (b"\n" if err and not err.endswith(b"\n") else b"") + f"[sandbox] {run.why}\n".encode()
     header = {

@@ -13,13 +13,13 @@ DEEPEST = 64
 
 def processes(alone: bool) -> list[int]:
     """The snippet's processes: all but this one in a pid namespace, otherwise whatever descends from this one."""
-    own = os.getpid()
+    here = os.getpid()
     processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     if alone:
-        return [pid for pid in processes if pid != own]
+        return [pid for pid in processes if pid != here]
     # Found by descent, since without namespaces other processes of the user are none of ours.
     parents = {pid: parent for pid in processes if (parent := _parent(pid))}
-    return [pid for pid in parents if _descends(pid, own, parents)]
+    return [pid for pid in parents if _descends(pid, here, parents)]
 
 
 def memory_bytes(pids: list[int], shared: int) -> int:

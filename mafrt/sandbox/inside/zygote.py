@@ -181,10 +181,10 @@ def _fork(confinement: Confinement, groups: deque[ControlGroup]) -> Child:
     return Child(pid, os.pidfd_open(pid), ours)
 
 
-def close_others(kept: set[int]) -> None:
+def close_others(needed: set[int]) -> None:
     """Close every descriptor but the three streams and these."""
     first = 3
-    for descriptor in sorted(kept):
+    for descriptor in sorted(needed):
         os.closerange(first, descriptor)
         first = descriptor + 1
     os.closerange(first, 65536)
