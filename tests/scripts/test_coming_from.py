@@ -22,6 +22,8 @@ TRAINED = ("train", "train_math", "train_code", "train_search")
 ELSEWHERE = (
     "runs/",
     "openenv:",
+    "reasoning_gym:",
+    "textarena:",
     "verifiers:",
     "--config",
     "MyGame",
