@@ -57,11 +57,15 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         if question["do"] == "schema":
             if (elsewhere := foreign_reference(schema)) is not None:
                 return {"fault": f"it refers to another document, {elsewhere!r}"}
-            validator(schema)[0].check_schema(schema)
+            kind, check = validator(schema)
+            kind.check_schema(schema)
+            any(check().iter_errors({}))  # a schema that refers to itself without end fits no arguments
             return {"fault": None}
         fault = jsonschema.exceptions.best_match(validator(schema)[1]().iter_errors(question["arguments"]))
     except jsonschema.SchemaError as error:
         return {"fault": error.message[:300]}
+    except RecursionError:
+        return {"fault": "it refers to itself without end"}
     except Exception as error:  # the schema or the arguments brought it about; the sentence says what it was
         return {"fault": f"it cannot be checked ({type(error).__name__})"}
     if fault is None:

@@ -663,6 +663,23 @@ def test_a_schema_that_takes_for_ever_is_a_sentence_for_the_agent(schema):
 
 
 @pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"not": {"$ref": "#"}},
+        {"if": {"$ref": "#"}, "then": {}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$dynamicRef": "#x", "$dynamicAnchor": "x", "type": "object"},
+        {"type": "object", "unevaluatedProperties": False, "allOf": [{"$ref": "#"}]},
+    ],
+)
+def test_a_schema_that_no_arguments_fit_is_refused_at_the_start(schema):
+    """Every call of such a tool was answered with an error."""
+    with pytest.raises(ConfigError, match="refers to itself without end"):
+        Toolbox([Tool("f", "d", schema, lambda arguments, box: "ran")])
+
+
+@pytest.mark.parametrize(
     "reference", ["http://127.0.0.1:PORT/x", "file:///etc/hostname", "x.json", "//127.0.0.1:PORT/x", "/etc/hostname#/a"]
 )
 @pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$recursiveRef"])
