@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -28,7 +30,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.sampler import NonFiniteLogitsError
 from mafrt.engines.logprob_check import EFFECT_NATS, EXACT_NATS, probe_prompt, self_check
 from mafrt.engines.logprob_gap import engine_gap
-from mafrt.engines.vllm import server
+from mafrt.engines.vllm import adapter_sync, server
 from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.models.shared_base import SharedBase
@@ -124,6 +126,31 @@ def test_a_write_that_nobody_announced_is_noticed():
     assert second["a"].name != first.name and second["a"].path != first.path and replaced == [first]
     handover.forget(first)
     assert not first.path.exists() and second["a"].path.is_dir()
+
+
+def test_adapters_of_a_trainer_that_was_killed_are_removed_by_the_next(tmp_path, monkeypatch):
+    """They stayed in memory, 5 to 500 MiB each time, until the machine was started again."""
+    monkeypatch.setattr(adapter_sync, "MEMORY", tmp_path)
+    dead = 2**22 + 1  # above all process ids
+    names = {kind: f"mafrt-{n:08d}-{dead}-x" for n, kind in enumerate(("left", "held", "young", "file"))}
+    names |= {"alive": f"mafrt-00000009-{os.getpid()}-x", "other": "mafrt-packages-x"}
+    for kind, name in names.items():
+        (tmp_path / name).touch() if kind == "file" else (tmp_path / name / "actor-1").mkdir(parents=True)
+        if kind != "young":
+            os.utime(tmp_path / name, (0, 0))
+    held = os.open(tmp_path / names["held"], os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    first = Handover(team_base())
+    os.utime(first.folder, (0, 0))
+    second = Handover(team_base())
+    os.close(held)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(names[kind] for kind in ("held", "young", "file", "alive", "other")),
+        first.folder.name,
+        second.folder.name,
+    }
+    first.close()
+    assert not first.folder.exists() and second.folder.exists()
 
 
 def test_equal_weights_keep_their_name_whatever_the_version():

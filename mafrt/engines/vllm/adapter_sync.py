@@ -6,12 +6,16 @@ cannot serve the next.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
+import time
 import uuid
 import weakref
 from collections.abc import Iterable
@@ -49,6 +53,32 @@ class AdapterVersion:
     """its name on `SharedBase`"""
 
 
+def _remove(folder: Path, held: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(held)
+
+
+def _clear(place: Path) -> None:
+    """Remove the adapters that trainers of this user left who were killed: memory until the machine starts again."""
+    for left in place.glob("mafrt-*-*-*"):
+        try:
+            about = left.lstat()
+            # One that was made this minute may not be held yet.
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or time.time() - about.st_mtime < 60:
+                continue
+            if Path("/proc", left.name.split("-")[2]).exists():
+                continue
+            held = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(held)
+        else:
+            _remove(left, held)
+
+
 class Handover:
     """Writes adapters down as they change, and says which versions are no longer needed.
 
@@ -66,7 +96,11 @@ class Handover:
         self.base = base
         self.run = run or uuid.uuid4().hex[:8]
         self.folder = self._make(folder)
-        self._close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        # Held as long as this process lives: what a killed one has left in memory is nobody's.
+        held = os.open(self.folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(held, fcntl.LOCK_SH)
+        self._close = weakref.finalize(self, _remove, self.folder, held)
         self._current: dict[str | None, tuple[tuple[int, int], AdapterVersion]] = {}
         self._count = 0
 
@@ -76,7 +110,9 @@ class Handover:
         if folder is None:
             # In memory where possible: adapters are written anew after every update and read once.
             usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
-            return Path(tempfile.mkdtemp(prefix=name + "-", dir=MEMORY if usable else None))
+            place = MEMORY if usable else Path(tempfile.gettempdir())
+            _clear(place)
+            return Path(tempfile.mkdtemp(prefix=name + "-", dir=place))
         path = Path(folder).expanduser().absolute() / name
         try:
             path.mkdir(parents=True, exist_ok=True)
