@@ -191,6 +191,6 @@ class HeldOutGuard:
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise CheckpointError(
                     f"the best adapters cannot be written to {target} ({error.strerror or error}); "
-                    f"{remedy(error, 'make room')}, then go on with --load_path"
+                    f"{remedy(error, 'make room')}, then go on with --load_path {run_dir}"
                 ) from error
             raise

@@ -114,7 +114,7 @@ def save(
         if _is_disk_error(error):
             raise CheckpointError(
                 f"cannot write {part}: {error} ({_free_mib(root)} MiB free); earlier checkpoints are untouched: "
-                f"{remedy(error, 'free some space or lower --keep_last')}, then go on with --load_path"
+                f"{remedy(error, 'free some space or lower --keep_last')}, then go on with --load_path {root.parent}"
             ) from error
         raise
     try:
