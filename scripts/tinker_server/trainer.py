@@ -311,7 +311,7 @@ class Trainer:
         # NaN compares as False.
         sound = (losses.detach().isfinite() & (gradient.abs() <= LARGEST_GRADIENT)).numpy()
         parts = [len(part) for _, part in rows]
-        ends = np.cumsum(parts)
+        ends = np.cumsum(parts, dtype=np.int64)
         sums = np.add.reduceat(losses.detach().numpy(), ends - parts, dtype=np.float64)
         good = np.logical_and.reduceat(sound, ends - parts)
         for (row, part), loss, fine in zip(rows, sums.tolist(), good.tolist(), strict=True):
@@ -327,7 +327,8 @@ class Trainer:
                 continue
             results[row.job].loss += loss
             results[row.job].logprobs[row.place] = part.numpy().reshape(row.example.targets.shape)
-        return gradient.split(parts)
+        pieces: Sequence[Tensor] = gradient.split(parts)
+        return pieces
 
     @torch.no_grad()
     def _scored(self, work: ScoreRequest, states: Tensor, logprobs: Tensor) -> Scored:
