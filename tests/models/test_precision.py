@@ -73,5 +73,5 @@ def test_training_measures_unless_several_processes_have_to_agree(speed, large, 
     monkeypatch.setattr(build, "spread", lambda *args, **kwargs: None)
     settings = train_math.COMMAND.read(["--model_name_or_path", str(large), "--device", "cpu"])
     loading.load_base(settings, Team.of(["solver"]), ProcessLayout(Processes(0, size)))
-    assert loaded["dtype"] == dtype
+    assert loaded["dtype"]() == dtype
     assert ("Number format of the base: bfloat16" in capsys.readouterr().out) == (size == 1)
