@@ -311,9 +311,9 @@ class Trainer:
         # NaN compares as False.
         sound = (losses.detach().isfinite() & (gradient.abs() <= LARGEST_GRADIENT)).numpy()
         parts = [len(part) for _, part in rows]
-        ends = np.cumsum(parts, dtype=np.int64)
-        sums = np.add.reduceat(losses.detach().numpy(), ends - parts, dtype=np.float64)
-        good = np.logical_and.reduceat(sound, ends - parts)
+        firsts = np.cumsum([0, *parts[:-1]], dtype=np.intp)
+        sums = np.add.reduceat(losses.detach().numpy(), firsts, dtype=np.float64)
+        good = np.logical_and.reduceat(sound, firsts)
         for (row, part), loss, fine in zip(rows, sums.tolist(), good.tolist(), strict=True):
             assert row.example is not None
             if not fine:
@@ -327,8 +327,7 @@ class Trainer:
                 continue
             results[row.job].loss += loss
             results[row.job].logprobs[row.place] = part.numpy().reshape(row.example.targets.shape)
-        pieces: Sequence[Tensor] = gradient.split(parts)
-        return pieces
+        return tuple(gradient.split(parts))
 
     @torch.no_grad()
     def _scored(self, work: ScoreRequest, states: Tensor, logprobs: Tensor) -> Scored:

@@ -186,7 +186,7 @@ def cookbook(sdk, tmp_path_factory):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("recipe", RECIPES.replace("\n    ", " ").strip().splitlines())
+@pytest.mark.parametrize("recipe", RECIPES.replace("\n    ", " ").strip().splitlines(), ids=lambda one: one.split()[0])
 def test_recipes_of_the_cookbook_run_to_their_end(cookbook, tmp_path, recipe):
     sdk, folder, url = cookbook
     module, *words = recipe.replace("NAME", NAME).replace("RENDERED", RENDERED).split()
