@@ -146,7 +146,7 @@ sl_loop batch_size=8 max_length=512 max_steps=2
 rl_loop batch_size=2 group_size=4 max_tokens=16 max_steps=2
 sl_basic max_steps=1
 rl_basic max_tokens=16 max_steps=1
-chat_sl.train RENDERED dataset=chat.jsonl batch_size=8 max_length=512 eval_every=2 rolling_save_every=1 max_steps=4
+chat_sl.train RENDERED dataset=chat.jsonl batch_size=8 max_length=512 eval_every=2 rolling_save_every=1 max_steps=3
 prompt_distillation.train RENDERED file_path=chat.jsonl batch_size=8 max_length=512 max_steps=2
 math_rl.train RENDERED groups_per_batch=2 loss_fn=ppo save_every=1 max_steps=2
 math_rl.train RENDERED groups_per_batch=2 loss_fn=cispo max_steps_off_policy=1 num_substeps=2 max_steps=3
