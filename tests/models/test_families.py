@@ -108,6 +108,7 @@ def walk(model_type: str, folder: Path, make: Callable[[str], Any] = tiny) -> di
         "learn": "packed" if base.packs else "continued" if base.continues else "padded",
         "layers": sorted(layers),
         "left": base.left_out(base.adapter_layers("ann")),
+        "gap": max(worst, home),
     }
 
 
