@@ -156,7 +156,7 @@ preference.shorter.train RENDERED batch_size=2 group_size=4 max_tokens=16 eval_e
 multiplayer_rl.guess_number.train RENDERED batch_size=2 group_size=4 max_tokens=8 eval_every=0 max_steps=1
 distillation.on_policy_distillation RENDERED teacher_model=NAME groups_per_batch=2 group_size=2 lora_rank=16
     max_tokens=16 max_steps=2
-sdft.train RENDERED dataset=toolalpaca groups_per_batch=2 lora_rank=16 max_tokens=16 topk=5 max_steps=2
+sdft.train RENDERED dataset=toolalpaca groups_per_batch=2 lora_rank=16 max_tokens=16 topk=5 eval_every=0 max_steps=2
 rubric.train RENDERED groups_per_batch=2 grader_llm_name=NAME grader_renderer_name=role_colon max_tokens=8
     train_jsonl_path=rubric.jsonl test_jsonl_path=rubric.jsonl max_steps=1
 """
