@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -70,6 +71,7 @@ def test_the_whole_chain_runs(tmp_path, monkeypatch):
     words = ["--config", "quickstart_math", "--seeds", "1", "--tasks", "4", "--iterations", "1", "--votes", "2"]
     assert rivals.main([*words, "--output", str(tmp_path / "out")]) == 0
     names = [line.split(" | ")[0] for line in (tmp_path / "out/table.md").read_text().splitlines()[2:]]
-    assert names[0] == "| team" and names[1].startswith("| one agent alone in all roles, at the best of 2 rates")
+    # Two are tried, and one or two beyond the end of them that is best.
+    assert names[0] == "| team" and re.match(r"\| one agent alone in all roles, at the best of [34] rates", names[1])
     assert "| start, majority@2" in names
     assert names[-1].startswith("| imitation of the solved ones of 128 episodes, ")
