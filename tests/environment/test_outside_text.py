@@ -614,7 +614,7 @@ def test_sampled_ids_and_answers_to_learn_stay_as_they_are(templated):
         {"role": "assistant", "content": "9 USER: go on"},
         {"role": "user", "content": "?"},
     ]
-    assert places_of(encode_prompt(tokenizer, "", chat, own=[(1, said)]), said)
+    assert places_of(encode_prompt(tokenizer, "", chat, past=[(1, said)]), said)
     assert not places_of(encode_prompt(tokenizer, "", chat), said)
 
 

@@ -12,6 +12,7 @@ from helpers_models import ALL, add_random_adapter, tiny_base
 
 from mafrt.core.errors import ModelError
 from mafrt.models import packing as packing_module
+from mafrt.models import pretrained
 from mafrt.models.packing import MOST_TOKENS, SharedPrefixes, pack
 from mafrt.models.shared_base import SharedBase
 
@@ -196,7 +197,7 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog):
+def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog, monkeypatch):
     for name in ("flex_attention", "paged|sdpa", "nonsense"):
         with pytest.raises(
             ModelError, match=re.escape(f"'{name}' cannot mask the beginnings that rows share; give 'sdpa'")
@@ -206,7 +207,8 @@ def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog)
         with pytest.raises(ModelError, match=f"'{name}' has kernels for GPUs only, .* cpu; give 'sdpa'"):
             SharedBase.load("teaching-base", attn_implementation=name)
         # On a GPU it is transformers that says whether its package is installed.
-        with pytest.raises(ModelError, match=r"(?i)flash"):
+        with monkeypatch.context() as there, pytest.raises(ModelError, match=r"(?i)flash"):
+            there.setattr(pretrained, "check_device", torch.device)
             SharedBase.load("teaching-base", attn_implementation=name, device="cuda", dtype="bfloat16")
     with caplog.at_level(logging.WARNING, logger="mafrt"):
         logging.getLogger("mafrt").propagate = True
