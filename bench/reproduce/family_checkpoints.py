@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from mafrt.models.adapted_model import AdaptedModel
 
@@ -81,7 +82,7 @@ def rows() -> list[str]:
     for family, name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()):
         try:
             config = AutoConfig.for_model(family)
-        except Exception:  # it has no default configuration
+        except StrictDataclassError:  # it has no default configuration
             continue
         calls = next((form for pattern, form in CALLS.items() if re.fullmatch(pattern, family)), "")
         lora = served(name if isinstance(name, str) else name[0])
