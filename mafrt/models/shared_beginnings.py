@@ -42,7 +42,7 @@ def forward(
     parts, caches, begun = list[Tensor](), list[Any](), list[Tensor]()
     # Those of one length together: a row that sees nothing but padding has no gradient that is a number.
     for size in dict.fromkeys(sizes):
-        first = torch.tensor([rows[0] for rows, own in zip(shared, sizes, strict=True) if own == size])
+        first = torch.tensor([rows[0] for rows, length in zip(shared, sizes, strict=True) if length == size])
         states, cache = base.read(
             ids[first.to(device), :size], adapters[first, :size], cache_rows.new_cache(base.config), learn=learn
         )
@@ -68,7 +68,7 @@ def forward(
         learn=learn,
     )
     parts.append(states.flatten(0, 1))
-    alone = [own[0] for own in families if not prefix.get(own[0], 0)]
+    alone = [members[0] for members in families if not prefix.get(members[0], 0)]
     longest = max((lengths[row] for row in alone), default=0)
     if alone:
         only = torch.tensor(alone)
@@ -76,8 +76,8 @@ def forward(
     # Where each token of the batch lies in these passes.
     source, target, width = list[int](), list[int](), ids.shape[1]
     starts, after = [sum(sizes[:number]) for number in range(len(sizes) + 1)], 0
-    for number, own in enumerate(shared):
-        for row in own:
+    for number, members in enumerate(shared):
+        for row in members:
             place = starts[-1] + after * len(steps)
             source += range(starts[number], starts[number + 1])
             source += range(place, place + lengths[row] - sizes[number])

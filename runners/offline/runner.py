@@ -232,7 +232,7 @@ def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) ->
     for record in records:
         if record.agent not in frozen:
             by_adapter[team.agent(record.agent).adapter].append(record)
-    by_adapter = {name: turns for name, turns in by_adapter.items() if turns}
+    by_adapter = {name: part for name, part in by_adapter.items() if part}
     if not by_adapter:
         others = f" ({len(records)} are of frozen agents)" if records else ""
         raise DataError(f"there is no record to learn from{others}; give records of an agent that may learn")

@@ -260,7 +260,7 @@ class Trainer:
         real = (torch.arange(width) < lengths.unsqueeze(1)).long()
         wanted = [_wanted(row) for row in rows]
         places = torch.cat([at + n * width for n, (at, _) in enumerate(wanted)])
-        targets = torch.cat([own for _, own in wanted])
+        targets = torch.cat([wanted_ids for _, wanted_ids in wanted])
         index = torch.tensor([row.index for row in rows])
         ids, real, places, targets = moved([ids.view(len(rows), width), real, places, targets], self.base.device)
         train = [row.job.adapter.slot for row in rows if row.job.adapter is not None and _backward(row.job)]
@@ -269,9 +269,9 @@ class Trainer:
             states = states.reshape(-1, states.shape[-1])
             logprobs, _ = self.base.token_logprobs(states[places], targets, entropy_grad=False)
         values = logprobs.detach().float().cpu()
-        parts = values.split([len(own) for _, own in wanted])
+        parts = values.split([len(wanted_ids) for _, wanted_ids in wanted])
         weights = torch.zeros_like(values)
-        starts = np.cumsum([0, *(len(own) for _, own in wanted)])
+        starts = np.cumsum([0, *(len(wanted_ids) for _, wanted_ids in wanted)])
         alike: defaultdict[Any, list[int]] = defaultdict(list)
         for n, row in enumerate(rows):
             work = row.job.work
@@ -283,8 +283,9 @@ class Trainer:
                     results[row.job] = self._scored(work, states[n * width :][: len(row.tokens)], parts[n])
                 except Exception as error:
                     failed[row.job.owner] = error
-        for own in alike.values():
-            for n, part in zip(own, self._losses([(rows[n], parts[n]) for n in own], results, failed), strict=True):
+        for group in alike.values():
+            gradients = self._losses([(rows[n], parts[n]) for n in group], results, failed)
+            for n, part in zip(group, gradients, strict=True):
                 weights[starts[n] : starts[n + 1]] = part
         for n, row in enumerate(rows):
             if row.job.owner in failed:
