@@ -14,8 +14,9 @@ Sources: Noukhovitch 2024, "Asynchronous RLHF", 2410.18252 (one step behind cost
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -49,6 +50,7 @@ class AsyncRollout(Generic[T]):
             # Copies are ordinary adapters of the same base, so the rollout needs no second base.
             base.copy_adapter(name, copy)
         self._batch: Future[T] | None = None
+        self._stream = _stream_of(base, tuple(self.copies.values()))
         self.take()
 
     def take(self) -> None:
@@ -69,15 +71,23 @@ class AsyncRollout(Generic[T]):
         return {agent: self.copies[name] for agent, name in adapter_of.items()}
 
     def start(self, play: Callable[[], T]) -> None:
-        """Start the rollout of the next batch in a thread."""
+        """Start the rollout of the next batch in a thread, on a GPU in a stream of its own.
+
+        On the stream of the update its many small kernels would wait for the large ones. It begins behind all that was
+        launched so far, the copies first of all, and ends when its own kernels have: they may be written again.
+        """
         import torch
 
         threads, batch = torch.get_num_threads(), Future[T]()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
         def work() -> None:
             torch.set_num_threads(threads)  # a new thread takes the default of the machine
             try:
-                batch.set_result(play())
+                with _on(self._stream):
+                    result = play()
+                batch.set_result(result)
             except BaseException as error:
                 batch.set_exception(error)  # raised by `batch`
 
@@ -118,6 +128,26 @@ class AsyncRollout(Generic[T]):
                 self.base.versions[copy] = stored[name]["version"]
         except KeyError as error:
             raise CheckpointError(f"{path} has no {error}; go on with the team it was saved with.") from None
+
+
+def _stream_of(base: Bases, copies: tuple[str, ...]) -> Any:
+    import torch
+
+    device = next(iter(base.adapter_parameters(copies[0]))).device
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    """Launch on the stream, and wait for it at the end."""
+    import torch
+
+    with torch.cuda.stream(stream):  # none: the current one
+        try:
+            yield
+        finally:
+            if stream is not None:
+                stream.synchronize()
 
 
 def staleness(turns: Iterable[Turn], versions: Mapping[str, int], adapter_of: Mapping[str, str]) -> dict[str, float]:

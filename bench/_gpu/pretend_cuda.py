@@ -10,8 +10,9 @@ nothing but a shape, so that models of real dimensions need neither memory nor t
 
 An operation on tensors of two devices is an error, as on a GPU. A wait is whatever brings numbers to the host, or lays
 numbers of the host on the device. Attention is modelled: flash kernels for half precision without a mask, the
-memory-efficient one with a mask. Not seen: numerics of CUDA's kernels, streams, several GPUs. It rests on details of
-torch that have no promise, so a new version may need changes here.
+memory-efficient one with a mask. `streams.races` has what two streams used without a wait in between. Not seen:
+numerics of CUDA's kernels, several GPUs. It rests on details of torch that have no promise, so a new version may need
+changes here.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from bench._gpu import fused_kernels
+from bench._gpu import fused_kernels, streams
+from bench._gpu.streams import Stream, Streams
 from mafrt.models.gpu.graphs import Recorder
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 
-OWN = (__file__, fused_kernels.__file__)
+OWN = (__file__, fused_kernels.__file__, streams.__file__)
 COPIES = ("_to_copy", "copy_")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 """may take places of the CPU, which are then copied"""
@@ -178,6 +180,7 @@ class PretendCuda(TorchDispatchMode):
         """line of mafrt -> bytes that were live at the peak"""
         self._live_at: Counter[str] = Counter()
         self._blocks: dict[int, Any] = {}
+        self.streams = Streams()
 
     @classmethod
     def now(cls) -> PretendCuda:
@@ -208,6 +211,9 @@ class PretendCuda(TorchDispatchMode):
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "synchronize": lambda device=None: None,
+            "Stream": Stream,
+            "current_stream": self.streams.current,
+            "stream": self.streams.chosen,
             "empty_cache": lambda: None,
             "mem_get_info": lambda device=None: (70 * 10**9, 80 * 10**9),
             "get_rng_state_all": lambda: [],
@@ -330,6 +336,8 @@ class PretendCuda(TorchDispatchMode):
         if name.startswith("_flash_attention_"):
             return self._flash(name, args, kwargs)
         if name == "copy_" and not isinstance(args[0], OnGpu):
+            self._used(there)
+            self.streams.current().synchronize()
             with _disable_current_modes():
                 return args[0].copy_(args[1].held) if _known(args[1]) else args[0].zero_()
         unknown = self._unknown(name, args, kwargs, there)
@@ -362,7 +370,20 @@ class PretendCuda(TorchDispatchMode):
                 return value
             return given[id(value)] if id(value) in given else self._new(value)
 
-        return tree_map(wrapped, made)
+        made = tree_map(wrapped, made)
+        if name not in FREE:
+            self._used(there, made, args[0] if func._schema.is_mutable else None)
+        if name == "_local_scalar_dense" or name in COUNTED:
+            self.streams.current().synchronize()
+        return made
+
+    def _used(self, read: Any, *written: Any) -> None:
+        """One launch on the current stream."""
+
+        def blocks(values: Any) -> set[int]:
+            return {t.held.untyped_storage()._cdata for t in tree_flatten(values)[0] if isinstance(t, OnGpu)}
+
+        self.streams.launch(blocks(read), blocks(written), self._line)
 
     def _unknown(self, name: str, args: Any, kwargs: Any, there: list[OnGpu]) -> bool:
         """Whether the result of an operation has a shape only."""
@@ -384,7 +405,9 @@ class PretendCuda(TorchDispatchMode):
         if any(t is not None and t.device.type == "meta" for t in held):
             held = [None if t is None else _shape_of(t) for t in held]
         with _disable_current_modes():
-            return tree_map(lambda t: self._new(t) if isinstance(t, torch.Tensor) else t, compute(*held))
+            made = tree_map(lambda t: self._new(t) if isinstance(t, torch.Tensor) else t, compute(*held))
+        self._used(tensors, made)
+        return made
 
     def _flash(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """Torch's flash kernel over segments, which refuses what it refuses there."""
@@ -406,18 +429,21 @@ class PretendCuda(TorchDispatchMode):
         attend: Any = fused_kernels.segments_attention
         back: Any = fused_kernels.segments_attention_backward
         with _disable_current_modes():
+            made = (attend if forward else back)(*held, causal, scale, window)
             if forward:
-                made = attend(*held, causal, scale, window)
-                return (*map(self._new, made), *(self._new(made[0].new_empty(0)) for _ in range(3)))
-            made = back(*held, causal, scale, window)
-            group = q.shape[1] // k.shape[1]
-            # Of every query head first, and then summed.
-            each = [self._new(t.new_empty(t.shape[0], group * t.shape[1], t.shape[2])) for t in made[1:] if group > 1]
-            del each
-            return tuple(map(self._new, made))
+                made = (*made, *(made[0].new_empty(0) for _ in range(3)))
+            elif (group := q.shape[1] // k.shape[1]) > 1:
+                # Of every query head first, and then summed.
+                each = [self._new(t.new_empty(t.shape[0], group * t.shape[1], t.shape[2])) for t in made[1:]]
+                del each
+            made = tuple(map(self._new, made))
+        self._used(tensors, made)
+        return made
 
     def read(self, tensor: OnGpu) -> torch.Tensor:
         self._wait("to the host")
+        self._used(tensor)
+        self.streams.current().synchronize()
         with _disable_current_modes():
             if _known(tensor):
                 return tensor.held.detach().clone()
@@ -472,8 +498,10 @@ class PretendCuda(TorchDispatchMode):
                 self.live -= size
                 self._live_at[line] -= size
                 del self._blocks[key]
+                self.streams.gave_back(key)
 
             self._blocks[key] = weakref.ref(storage, gone)
+            self.streams.took(key)
         return OnGpu(held)
 
 

@@ -71,6 +71,34 @@ def test_planted_faults_of_each_kind_are_noticed():
         assert gpu.live == live
 
 
+def test_streams_that_do_not_wait_for_each_other_are_noticed():
+    with PretendCuda() as gpu:
+        aside, races = torch.cuda.Stream(), gpu.streams.races
+        shared = torch.ones(4, device="cuda")
+        with torch.cuda.stream(aside):
+            shared + 1
+        assert len(races) == 1 and "read at test_pretend_cuda" in races[0], races
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            made = shared + 1
+        assert len(races) == 1, races
+        shared.add_(1)
+        assert len(races) == 2 and "written at test_pretend_cuda" in races[1], "it may still be read"
+        aside.synchronize()
+        shared.add_(made)
+        assert len(races) == 2, races
+        del made
+        assert races[2:] == ["given back while another stream may still use it"], "the next one takes its memory"
+        with torch.cuda.stream(aside):
+            (shared * 2).tolist()
+        assert len(races) == 4, "what brings numbers to the host waits for its own stream alone"
+        with torch.cuda.stream(aside):
+            later = torch.zeros(2, device="cuda")
+            later.tolist()
+        later.add_(1)
+        assert len(races) == 4, races
+
+
 # --------------------------------------------------------------------------------------------------------- a whole run
 
 
@@ -80,9 +108,8 @@ def test_planted_faults_of_each_kind_are_noticed():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kl_coef": 0.01, "entropy_coef": 0.01},
+        {"algorithm": "happo", "async_steps": 1, "kl_coef": 0.01, "entropy_coef": 0.01},
         {"algorithm": "qmix", "n_samples": 2, "adapter_scope": "action"},
-        {"algorithm": "happo", "async_steps": 1},
         {"level": "action", "top_p": 0.9, "top_k": 20},
     ],
 )
@@ -94,8 +121,9 @@ def test_a_run_with_every_stage_mixes_no_devices(tmp_path, changes):
         runner.close()
         return [float(t.double().abs().sum()) for n in Digits.agents for t in base.adapter_state(n).values()]
 
-    with PretendCuda():
+    with PretendCuda() as gpu:
         found = learnt(on_gpu(0), tmp_path / "gpu")
+        assert not gpu.streams.races
     assert (tmp_path / "gpu/checkpoints/step_000002").exists() and (tmp_path / "gpu/evaluations.jsonl").exists()
     assert found == pytest.approx(learnt(tiny_base(), tmp_path / "cpu"), rel=0.2), "up to rounding"
 
