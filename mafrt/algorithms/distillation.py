@@ -43,6 +43,9 @@ _NO_REWARDS = frozenset(
     | {"overlong_buffer", "overlong_penalty", "level", "normalization_mode"}
 )
 
+ROUNDING = 1e-5
+"""nats by which two passes may differ on one distribution; Adam would make a whole step of so small a gradient"""
+
 
 @dataclass(frozen=True)
 class Distillation(Algorithm):
@@ -99,7 +102,8 @@ def _rewards(row: Row) -> list[float] | None:
     logprobs = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
     if turn.teacher_logprobs is None or not all(map(math.isfinite, (*logprobs, *turn.teacher_logprobs))):
         return None
-    return [theirs - ours for theirs, ours in zip(turn.teacher_logprobs, logprobs, strict=True)]
+    gaps = (theirs - ours for theirs, ours in zip(turn.teacher_logprobs, logprobs, strict=True))
+    return [gap if abs(gap) > ROUNDING else 0.0 for gap in gaps]
 
 
 @dataclass(frozen=True)

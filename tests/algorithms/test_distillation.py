@@ -213,6 +213,15 @@ def test_a_whole_update_moves_the_agent_that_learns_and_no_other(rule):
 
 
 @pytest.mark.slow
+def test_a_student_that_equals_its_teacher_stays_where_it_is():
+    run = runner("opd")  # whose fresh adapters change nothing; two passes differ by rounding, which Adam would follow
+    before = {name: run.base.adapter_state(name) for name in run.base.adapters}
+    run.learn(run.collect())
+    for name, tensors in before.items():
+        assert all(torch.equal(value, run.base.adapter_state(name)[key]) for key, value in tensors.items())
+
+
+@pytest.mark.slow
 def test_the_student_comes_nearer_to_its_teacher(tmp_path: Path):
     taught = tiny_base()
     for name in ("first", "second"):
