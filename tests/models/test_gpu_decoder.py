@@ -349,7 +349,8 @@ def test_a_step_of_a_hybrid_is_recorded():
     ("adapters", "even"),
     [
         (0, True),
-        *(pytest.param(*some, marks=pytest.mark.slow) for some in ((1, True), (4, True), (9, False), (4, False))),
+        pytest.param(4, False, marks=pytest.mark.slow),
+        *(pytest.param(*some, marks=[pytest.mark.slow, pytest.mark.ci]) for some in ((1, True), (4, True), (9, False))),
     ],
 )
 def test_a_step_takes_twelve_launches_a_layer_at_most(adapters, even):

@@ -164,7 +164,7 @@ def learnt_and_played(kind: str, device: str) -> tuple[torch.Tensor, list[torch.
     "kind",
     [
         *FAST,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW),
+        *(pytest.param(kind, marks=[pytest.mark.slow, pytest.mark.ci]) for kind in SLOW),
         *(
             pytest.param(kind, marks=[pytest.mark.slow, pytest.mark.nightly])
             for kind in model_types()
