@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mafrt.config.train_config import TrainConfig
@@ -29,11 +30,15 @@ def micro_batch_tokens(base: Bases, config: TrainConfig, free: float | None) -> 
 
     The gradient does not depend on it, so a smaller one costs a little time and nothing else.
     """
-    return min(_fitting(part, config, free) for part in base.parts.values())
+    team, learn = config.team, config.learn
+    given = learn.micro_batch_tokens, free, team.lora_rank, team.lora_targets, learn.gradient_checkpointing
+    return min(fitting_tokens(part, *given) for part in base.parts.values())
 
 
-def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
-    asked = config.learn.micro_batch_tokens
+def fitting_tokens(
+    base: SharedBase, asked: int, free: float | None, rank: int, targets: Sequence[str], checkpointing: bool
+) -> int:
+    """At most `asked` tokens that one base learns from within `free` bytes, with adapters of that rank."""
     try:
         shape = shape_of(base.config.to_dict())
     except (KeyError, TypeError, ValueError):
@@ -41,10 +46,10 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
     if free is None:
         return asked
     use = MemoryInputs(
-        rank=config.team.lora_rank,
-        targets=tuple(name for name in shape.named(config.team.lora_targets) if name in shape.linears),
+        rank=rank,
+        targets=tuple(name for name in shape.named(targets) if name in shape.linears),
         bits=32 if base.model.dtype.itemsize == 4 else 16,
-        gradient_checkpointing=config.learn.gradient_checkpointing,
+        gradient_checkpointing=checkpointing,
         on_cpu=base.device.type == "cpu",
         kernels=base.compute.kernels(base.model.dtype),
     )

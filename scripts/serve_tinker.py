@@ -18,12 +18,15 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder
 from mafrt.environment.local_server import LOOPBACK
+from mafrt.runners.micro_batch import fitting_tokens, free_bytes
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import check_models, load_base
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaseSettings
 from mafrt.scripts.tinker_server.limits import Limits
 
+RANK = 32
+"""of the SDK's adapters where a client names none"""
 TOKEN = "MAFRT_TINKER_TOKEN"
 """Environment variable of the API keys that are let in, separated by commas: each is a client of its own."""
 
@@ -49,7 +52,8 @@ class TinkerSettings(Checked):
     body_mib: Annotated[float, Bounds(above=0, most=4096)] = 16.0
     """max MiB of one request; the SDK cuts its batches at 5"""
     micro_batch_tokens: Count = 8192
-    """tokens of all clients computed together when training; results do not depend on it"""
+    """max tokens of all clients computed together when training, as the free memory holds; results do not depend on
+    it"""
     max_batch_rows: Count = 256
     """max sequences sampled side by side"""
 
@@ -99,6 +103,11 @@ def serve(argv: Sequence[str]) -> int:
         from mafrt.scripts.tinker_server.service import Service, names_of
 
         folder = str(base_folder(model.model_name_or_path) or base.name)
+        together = asked.micro_batch_tokens
+        if "micro_batch_tokens" not in settings.named:
+            together = fitting_tokens(base, together, free_bytes(base.device), RANK, ["all-linear"], False)
+        if together < asked.micro_batch_tokens:
+            print(f"Micro-batches have {together} tokens, which the free memory holds; --micro_batch_tokens chooses.")
         server.service = Service(
             base,
             names_of(folder, model.model_name_or_path),
@@ -106,7 +115,7 @@ def serve(argv: Sequence[str]) -> int:
             Checkpoints(Path(asked.output), limits.checkpoints),
             limits,
             rows=asked.max_batch_rows,
-            micro_batch_tokens=asked.micro_batch_tokens,
+            micro_batch_tokens=together,
         )
         with contextlib.suppress(KeyboardInterrupt):
             print(

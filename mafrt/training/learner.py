@@ -293,7 +293,7 @@ class Learner:
                         advance(1)
                 break
             except RuntimeError as error:
-                if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
+                if not out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
                     raise  # a sharded pass is collective: the other processes are inside it and cannot restart
             self._use_less_memory()
         metrics.steps = 1
@@ -383,7 +383,7 @@ class Learner:
         self.steps.load_state(state)
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: RuntimeError) -> bool:
     """Whether memory ran out. Torch's allocator on CUDA has a class of its own; CUDA, its libraries and the CPU's
     allocator have only messages."""
     text = str(error)

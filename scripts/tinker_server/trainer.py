@@ -25,6 +25,7 @@ from mafrt.scripts.tinker_server.adam import Moments, adamw, joined, write
 from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Shape
 from mafrt.scripts.tinker_server.limits import refused
 from mafrt.scripts.tinker_server.messages import AdamStep, Example, PassRequest, PassResult, Scored, ScoreRequest
+from mafrt.training.learner import out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -183,15 +184,10 @@ class Trainer:
         """
         failed: dict[object, Exception] = {}
         results: dict[Job, Any] = {}
-        for job in jobs:
-            if isinstance(job.work, PassRequest):
-                results[job] = PassResult([np.empty(0)] * len(job.work.examples))
         learning = {job.adapter.slot: job.adapter for job in jobs if job.adapter is not None and _backward(job)}
         try:
-            for rows in self._micro_batches(jobs):
-                alive = [row for row in rows if row.job.owner not in failed]
-                with self.slots.training:
-                    self._micro_batch(alive, results, failed)
+            while not self._passes(jobs, results, failed):
+                self._clear(learning)
         except Exception as error:
             log.exception("a pass failed")
             failed = {job.owner: error for job in jobs}
@@ -205,6 +201,31 @@ class Trainer:
                 job.future.set_exception(why)
             else:
                 job.future.set_result(results[job])
+
+    def _passes(self, jobs: Sequence[Job], results: dict[Job, Any], failed: dict[object, Exception]) -> bool:
+        """Compute all micro-batches; False if memory ran out, and smaller ones have to begin anew."""
+        failed.clear()
+        for job in jobs:
+            if isinstance(job.work, PassRequest):
+                results[job] = PassResult([np.empty(0)] * len(job.work.examples))
+        for rows in self._micro_batches(jobs):
+            alive, ran_out = [row for row in rows if row.job.owner not in failed], False
+            try:
+                with self.slots.training:
+                    self._micro_batch(alive, results, failed)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                ran_out = True  # the error holds what the pass has computed
+            if ran_out and self.base.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if ran_out and len(alive) > 1:
+                self.micro_batch_tokens = min(self.micro_batch_tokens, sum(len(row.tokens) for row in alive)) // 2
+                log.warning("Out of memory in a pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
+                return False
+            if ran_out:
+                failed[alive[0].job.owner] = refused(f"memory ran out over a row of {len(alive[0].tokens)} tokens")
+        return True
 
     def _clear(self, adapters: Iterable[str]) -> None:
         for slot in adapters:

@@ -39,7 +39,7 @@ from mafrt.scripts import chat, evaluate, info, serve_team, train_math, train_sf
 from mafrt.scripts.cli import loading
 from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.training.learner import Learner, _out_of_memory
+from mafrt.training.learner import Learner, out_of_memory
 from mafrt.training.policy_objective import Objective
 
 GB = 10**9
@@ -334,7 +334,7 @@ def test_the_share_that_is_said_to_fit_does(machine):
     ],
 )
 def test_every_way_in_which_memory_runs_out_makes_micro_batches_smaller(error, ran_out):
-    assert _out_of_memory(error) == ran_out
+    assert out_of_memory(error) == ran_out
 
 
 def test_free_memory_is_that_of_the_gpu_that_the_base_is_on(machine, monkeypatch):

@@ -205,6 +205,40 @@ def test_adapters_of_several_clients_share_micro_batches(served):
         np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(alone[1]), atol=1e-5)
 
 
+def test_where_memory_runs_out_smaller_micro_batches_give_the_same(served, monkeypatch):
+    clients = [Client(served, f"tml-{n}-client") for n in range(3)]
+    models = [client.model(seed=n) for n, client in enumerate(clients)]
+    trainer, data = served.service.trainer, [datum(row[:-1], row[1:], weights=[1.0] * 23) for row in ROWS[:2]]
+    long = [datum([*ROWS[0], *ROWS[1]][:-1], [*ROWS[0], *ROWS[1]][1:], weights=[1.0] * 47)]
+    whole = [client.learn(model, data, backward=False) for client, model in zip(clients, models, strict=True)]
+    monkeypatch.setattr(trainer, "micro_batch_tokens", 512)
+    forward, ran_out = trainer.base.forward, []
+
+    def small(ids, *args, **kwargs):
+        if ids.numel() > 40:
+            ran_out.append(ids.numel())
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(ids, *args, **kwargs)
+
+    monkeypatch.setattr(trainer.base, "forward", small)
+    with paused(trainer):
+        asked = [data, data, long]
+        requests = [c.begin_pass(c.message(m, d)) for c, m, d in zip(clients, models, asked, strict=True)]
+    together = [output(client.fetch(request)) for client, request in zip(clients[:2], requests, strict=False)]
+    with pytest.raises(RuntimeError, match="user: memory ran out over a row of 47 tokens"):
+        clients[2].fetch(requests[2])
+    assert trainer.micro_batch_tokens < 46 and len(ran_out) <= 8, "what cannot be cut makes the others no smaller"
+    for (loss, logprobs), (wanted, each) in zip(together, whole, strict=False):
+        assert loss == pytest.approx(wanted, rel=1e-5)
+        np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(each), atol=1e-5)
+    monkeypatch.undo()
+    twin = Client(served, "tml-twin-client")
+    again = twin.model(seed=0)
+    twin.learn(again, data)
+    norms = [client.step(model, **ADAM)["grad_norm:mean"] for client, model in ((clients[0], models[0]), (twin, again))]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
+
+
 def test_equal_losses_of_all_clients_are_computed_together_and_a_bad_one_fails_alone(served, monkeypatch):
     trainer, calls = served.service.trainer, []
     own = trainer._losses
