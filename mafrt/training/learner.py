@@ -28,7 +28,7 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.models.precision import NO_FLOAT16
-from mafrt.models.tensors import copies, largest
+from mafrt.models.tensors import copies, largest, out_of_memory
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule, signal_scale
 from mafrt.training.optimizer_steps import make_optimizer_steps
@@ -381,11 +381,3 @@ class Learner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.steps.load_state(state)
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out. Torch's allocator on CUDA has a class of its own; CUDA, its libraries and the CPU's
-    allocator have only messages."""
-    text = str(error)
-    messages = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(message in text for message in messages)

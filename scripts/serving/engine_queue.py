@@ -7,6 +7,7 @@ Any other engine samples a batch to its end, and requests that come meanwhile ma
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -15,12 +16,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mafrt.core.errors import ModelError
 from mafrt.core.types import Completion, Request
-from mafrt.engines import Engine
+from mafrt.engines import Engine, forget
+from mafrt.models.tensors import let_go, out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.engines.local.engine import LocalEngine
     from mafrt.engines.local.running_batch import RunningBatch
+
+log = logging.getLogger(__name__)
 
 JOIN_STEPS = 8
 """Steps between two times at which requests enter a running batch: entering costs about as much as a step."""
@@ -65,6 +70,8 @@ class EngineQueue:
         self._last_s = 0.0
         """seconds of the last batch"""
         self._numbers = itertools.count()
+        self._again: list[Job] = []
+        """for which there was no memory beside others"""
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="mafrt-engine")
         self._thread.start()
@@ -98,6 +105,9 @@ class EngineQueue:
 
     def _gathered(self) -> list[Job]:
         """The requests of the next batch: as long as they come in quick succession, and there is room."""
+        if self._again:
+            jobs, self._again = self._again[: self.rows], self._again[self.rows :]
+            return jobs
         jobs = self._waiting(self.rows, block=True)
         deadline = time.monotonic() + max(self.settle_s, WAIT_SHARE * self._last_s)
         while jobs and len(jobs) < self.rows and not self._closing:
@@ -154,7 +164,22 @@ class EngineQueue:
                 if not batch.live:
                     return
         except Exception as error:
-            for job in running.values():
+            self._fail(list(running.values()), error)
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Give callers the error. Where memory ran out, those who have heard nothing yet wait for half as many rows."""
+        again: list[Job] = []
+        if out_of_memory(error):
+            let_go(error)
+            forget(self.engine)
+            error = ModelError("there was no memory for this answer; ask again, for fewer tokens if it stays so")
+            if len(jobs) > 1:
+                again = [job for job in jobs if job.said is None]
+                self.rows = len(jobs) // 2
+                log.warning("Out of memory while sampling; %d requests run together from now on.", self.rows)
+        self._again += again
+        for job in jobs:
+            if job not in again:
                 job.future.set_exception(error)
 
     def _entering(self, engine: LocalEngine, jobs: Sequence[Job], running: dict[int, Job]) -> dict[int, Request]:

@@ -20,12 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mafrt.models.tensors import integers, moved
+from mafrt.models.tensors import integers, let_go, moved, out_of_memory
 from mafrt.scripts.tinker_server.adam import Moments, adamw, joined, write
 from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Shape
 from mafrt.scripts.tinker_server.limits import refused
 from mafrt.scripts.tinker_server.messages import AdamStep, Example, PassRequest, PassResult, Scored, ScoreRequest
-from mafrt.training.learner import out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -216,9 +215,8 @@ class Trainer:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                ran_out = True  # the error holds what the pass has computed
-            if ran_out and self.base.device.type == "cuda":
-                torch.cuda.empty_cache()
+                let_go(error)
+                ran_out = True
             if ran_out and len(alive) > 1:
                 self.micro_batch_tokens = min(self.micro_batch_tokens, sum(len(row.tokens) for row in alive)) // 2
                 log.warning("Out of memory in a pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)

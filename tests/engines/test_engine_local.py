@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import weakref
 
 import pytest
 import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 
-from mafrt.core.errors import ConfigError, PromptTooLongError
+from mafrt.core.errors import ConfigError, ModelError, PromptTooLongError
 from mafrt.core.types import Request, SamplingParams
 from mafrt.cpu import lean_decoder, lean_model
 from mafrt.cpu.lean_decoder import LeanDecoding, agrees
 from mafrt.cpu.lean_model import LeanModel
 from mafrt.cpu.library import library
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.running_batch import RunningBatch
 from mafrt.engines.local.sampler import NonFiniteLogitsError
 from mafrt.models import kv_cache
 from mafrt.models.decoder import DecodeModel
@@ -208,6 +210,31 @@ def test_samples_of_a_prompt_are_prefilled_once(decoding):
     engine.generate([Request(prompt(9), name, SamplingParams(2), seed=s) for s in range(8) for name in NAMES[:2]])
     assert fed[0] == (2, 9)
     assert all(shape[1] == 1 for shape in fed[1:])
+
+
+@pytest.mark.parametrize("decoding", DECODINGS)
+def test_where_memory_runs_out_fewer_rows_are_sampled_at_a_time(decoding, monkeypatch):
+    requests = [Request(prompt(5 + n % 3), NAMES[n % 2], SamplingParams(3 + n), seed=n) for n in range(9)]
+    wanted = LocalEngine(team_base(), decoding=decoding, eos_ids=()).generate(requests)
+    step, most, held = RunningBatch.step, 2, weakref.WeakSet()
+
+    def short(self):
+        if self.live > most and len(self.rows[0].ids) >= 2:
+            held.add(self)
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        assert not held, "what the larger batch held was let go"
+        return step(self)
+
+    monkeypatch.setattr(RunningBatch, "step", short)
+    engine = LocalEngine(team_base(), decoding=decoding, eos_ids=())
+    assert_same(engine.generate(requests), wanted)
+    assert engine.max_batch_rows == 1, "4, then half of three"
+    most = 0
+    with pytest.raises(ModelError, match=r"one answer of up to 8 tokens to a prompt of 7; lower --context_window"):
+        engine.generate([Request(prompt(7), NAMES[0], SamplingParams(8), seed=1)])
+    monkeypatch.setattr(RunningBatch, "step", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(requests)
 
 
 def test_finished_rows_leave_the_batch(monkeypatch):

@@ -33,13 +33,14 @@ from mafrt.models.compute import Compute
 from mafrt.models.gpu.compute import GpuCompute
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.shared_base import SharedBase
+from mafrt.models.tensors import out_of_memory
 from mafrt.runners import build
 from mafrt.runners.micro_batch import free_bytes
 from mafrt.scripts import chat, evaluate, info, serve_team, train_math, train_sft
 from mafrt.scripts.cli import loading
 from mafrt.scripts.cli.processes import ProcessLayout
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.training.learner import Learner, out_of_memory
+from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
 GB = 10**9

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
+import torch
 from helpers_models import add_random_adapter, tiny_base
 from openai import (
     APIStatusError,
@@ -22,7 +23,7 @@ from openai import (
 )
 
 from mafrt.config.team import AgentSpec, Team
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.server import ChatServer, Limits
@@ -338,12 +339,35 @@ def test_a_token_and_a_bound_on_calls(served):
 def test_an_engine_that_fails_answers_with_an_error_and_goes_on():
     class Fails:
         def generate(self, requests):
-            raise RuntimeError("out of memory")
+            raise RuntimeError("out of order")
 
     queue = EngineQueue(Fails())
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with pytest.raises(RuntimeError, match="out of order"):
             queue.generate([None])
+    queue.close()
+
+
+def test_where_memory_runs_out_fewer_requests_run_together_and_none_is_lost():
+    class Short(LocalEngine):
+        most = 2
+
+        def step(self, batch):
+            if batch.live > self.most and len(batch.rows[0].ids) >= 2:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return super().step(batch)
+
+    requests = [Request([5, 6 + n], None, SamplingParams(6), n) for n in range(8)]
+    wanted = LocalEngine(tiny_base(), eos_ids=()).generate(requests)
+    engine = Short(tiny_base(), eos_ids=())
+    queue, heard = EngineQueue(engine, settle_s=0.2), []
+    told = queue.submit(Request([9, 9], None, SamplingParams(6), 1), heard.append)
+    assert [found.ids for found in queue.generate(requests)] == [each.ids for each in wanted] and queue.rows <= 2
+    with pytest.raises(ModelError, match="there was no memory for this answer; ask again"):
+        told.result(timeout=300)
+    engine.most = 0
+    with pytest.raises(ModelError, match="there was no memory"):
+        queue.generate(requests[:1])
     queue.close()
 
 

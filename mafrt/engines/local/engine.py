@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
-from mafrt.core.errors import ConfigError, PromptTooLongError
+from mafrt.core.errors import ConfigError, ModelError, PromptTooLongError
 from mafrt.core.types import Completion, Request
 from mafrt.engines.local.own_cache import ModelCachePrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
@@ -18,6 +18,7 @@ from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.decoder import DecodeModel
 from mafrt.models.state_prompts import StatePrompts
+from mafrt.models.tensors import let_go, out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar, Grammars
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 log = logging.getLogger(__name__)
+
+Completions: TypeAlias = dict[int, Completion]
+"""by the numbers of their requests"""
 
 
 class LocalEngine:
@@ -107,10 +111,11 @@ class LocalEngine:
             PromptTooLongError: a prompt leaves no room for a token in the context window.
             ConfigError: an unknown adapter, an empty prompt, sampling parameters out of range.
             NonFiniteLogitsError: the model returned NaN or infinity; it names the adapters.
+            ModelError: there is no memory for one answer; of several fewer are sampled at a time.
         """
         for place, request in enumerate(requests):
             self._check(place, request)
-        completions: dict[int, Completion] = {}
+        completions: Completions = {}
         with torch.no_grad():
             if self.base.sharding is not None and self._decoding != "expanded":
                 # Its weights are there for the time of play only, and elsewhere each time.
@@ -122,10 +127,7 @@ class LocalEngine:
                 self.forget()
             numbered = dict(enumerate(requests))
             for batch in _batches(_groups(numbered), self.max_batch_rows):
-                try:
-                    self._run(batch, numbered, completions)
-                except NonFiniteLogitsError as error:
-                    raise self._blame(error, batch) from None
+                self._run(batch, numbered, completions)
         return [completions[place] for place in range(len(requests))]
 
     def forget(self) -> None:
@@ -176,13 +178,41 @@ class LocalEngine:
             self.base, self._model, self._eos, self._watch, self._grammar, self._thought, self.transcripts
         )
 
-    def _run(
-        self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]
-    ) -> None:
-        batch = RunningBatch(self._parts(), groups, requests)
+    def _run(self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: Completions) -> None:
+        try:
+            self._finish(RunningBatch(self._parts(), groups, requests), completions)
+        except NonFiniteLogitsError as error:
+            raise self._blame(error, groups) from None
+        except RuntimeError as error:
+            self._run_in_parts(error, groups, requests, completions)
+
+    def _finish(self, batch: RunningBatch, completions: Completions) -> None:
         while batch.live:
             for row in batch.step():
                 completions[row.member] = completion_of(row, self.base)
+
+    def _run_in_parts(
+        self, error: RuntimeError, groups: list[SamplingGroup], requests: Mapping[int, Request], done: Completions
+    ) -> None:
+        """What is left of a batch that found no memory, with half as many rows at a time, as all batches from now on.
+
+        Every request has a seed of its own, so its answer is the same. Raises the error if it is another one.
+        """
+        left = {n: requests[n] for group in groups for n in group.members if n not in done}
+        if not out_of_memory(error):
+            raise error
+        if len(left) < 2:
+            request = next(iter(left.values()))
+            raise ModelError(
+                f"memory ran out over one answer of up to {request.sampling.max_new_tokens} tokens to a prompt of "
+                f"{len(request.prompt_ids)}; lower --context_window or --max_new_tokens, or load the base in --bits 4"
+            ) from None
+        let_go(error)
+        self.forget()
+        self.max_batch_rows = len(left) // 2
+        log.warning("Out of memory while sampling; max_batch_rows is now %d.", self.max_batch_rows)
+        for part in _batches(_groups(left), self.max_batch_rows):
+            self._run(part, requests, done)
 
     def _watch(self, stops: tuple[str, ...]) -> StopStrings | None:
         if not stops:
