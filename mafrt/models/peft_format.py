@@ -324,7 +324,7 @@ def _beginnings(tensors: Mapping[str, Tensor], linear_paths: LinearPaths, expert
 def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -> None:
     """Another base of the same shape takes the weights without an error, and the adapter then says nothing sensible.
 
-    Raises CheckpointError for one of another family or other tokens, and warns of another name.
+    Raises CheckpointError for one of another family or other tokens, and warns of another name, or of none.
     """
     trained_on, mapping = config.get("base_model_name_or_path"), config.get("auto_mapping")
     class_ = mapping.get("base_model_class") if isinstance(mapping, dict) else None
@@ -343,6 +343,11 @@ def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -
                 "layers in a causal language model; give adapters that were trained on one"
             )
     if not trained_on:
+        log.warning(
+            "%s does not say which base it was trained on; its layers have the names and sizes of those of %s, which "
+            "other models have too: if it was another one, its answers mean nothing here",
+            *(folder, base_name),
+        )
         return
     vocabularies = [_vocabulary(Path(name) / "tokenizer.json") for name in (trained_on, base_name)]
     if None not in vocabularies and vocabularies[0] != vocabularies[1]:
@@ -350,7 +355,10 @@ def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -
             f"{folder} was trained on the base {trained_on}, whose tokens are not those of {base_name}; give "
             f"--model_name_or_path {trained_on}, or adapters of this base"
         )
-    names = [Path(name).name for name in (trained_on, base_name)]
+    # Folders of the hub's cache are named by a commit, and hold the model's name further up.
+    names = [
+        re.sub(r".*models--(?:.*--)?(.+)/snapshots/[0-9a-f]{40}/?$", r"\1", name) for name in (trained_on, base_name)
+    ]
     families = [_family(Path(name) / "config.json") for name in (trained_on, base_name)]
     if "" not in families and families[0] != families[1]:
         raise CheckpointError(
@@ -358,8 +366,7 @@ def _refuse_another_base(config: dict[str, Any], base_name: str, folder: Path) -
             f"{families[1]}, though its layers have the same names and sizes; give --model_name_or_path {trained_on}, "
             "or, if both are one model, write this base into base_model_name_or_path of its adapter_config.json"
         )
-    # Folders of the hub's cache are named by a commit, which tells nothing about the model.
-    if names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names):
+    if Path(names[0]).name != Path(names[1]).name:
         log.warning(
             "%s was trained on the base %s and is loaded on %s, whose layers have the same names and sizes; it "
             "fits only the weights that it was trained with: if these differ, give --model_name_or_path %s",
