@@ -214,13 +214,15 @@ def write_gguf(target: Path, facts: Export, loaded: LoadSource, base: str) -> No
 
 def chat_template(base: str) -> str | None:
     """The chat template of the base; None if it has none or cannot be reached."""
-    from transformers import AutoTokenizer
+    from mafrt.models.pretrained import read_tokenizer
 
     try:
-        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base), **of_base(base)).chat_template
+        template = read_tokenizer(str(base_folder(base) or base), **of_base(base)).chat_template
     except Exception as error:  # what libraries raise over a file's content has no common class
         print(f"The chat template is left out: the tokenizer of {base} cannot be loaded ({type(error).__name__}).")
         return None
+    if isinstance(template, dict):  # several with names
+        template = template.get("default")
     return template if isinstance(template, str) else None
 
 

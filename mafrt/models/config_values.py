@@ -12,7 +12,7 @@ from typing import Any
 
 from mafrt.core.errors import ModelError
 from mafrt.core.reading import parse_json, read_text
-from mafrt.core.text import shortened
+from mafrt.core.text import filled, shortened
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,26 @@ def check_values(name: str, config: Mapping[str, Any], parsed: Any, tokenizer: A
                 raise _wrong(name, "eos_token_id", token, f"a token's number, below its {rows} tokens", file)
     if not isinstance(rows, int):
         return
-    if (most := tokenizer.vocab_size) > rows or (most := (tokenizer.pad_token_id or 0) + 1) > rows:
+    most = max(tokenizer.vocab_size - 1, tokenizer.pad_token_id or 0)
+    # An added token without a row does no harm where nothing writes it: texts from outside become none.
+    if len(tokenizer) > rows:
+        most = max(most, *_written(tokenizer))
+    if most >= rows:
         raise ModelError(
-            f"the model {name!r} has a tokenizer with a token of number {most - 1}, and its config.json has {rows} as "
+            f"the model {name!r} has a tokenizer with a token of number {most}, and its config.json has {rows} as "
             "vocab_size, the rows of its embedding; take both from one model, with all files of its tokenizer"
         )
     if all(value in (None, []) for _, value in ends):
         log.warning("%s: names no end token (eos_token_id), so that answers end at --max_new_tokens only", name)
+    if not getattr(tokenizer, "chat_template", None):
+        log.warning("%s: its tokenizer has no chat template, so that chats are lines of `role: text`", name)
+
+
+def _written(tokenizer: Any) -> Iterator[int]:
+    """The tokens that the tokenizer and its chat template write by themselves."""
+    chat = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
+    for text in ("a", *(filled(tokenizer, part, add_generation_prompt=True) for part in (chat, chat[1:2]))):
+        yield from tokenizer.encode(text)
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -17,12 +17,15 @@ from mafrt.config import permission
 from mafrt.core.errors import ConfigError, ModelError, is_panic
 from mafrt.core.extras import check_package
 from mafrt.core.gpus import check_device_name, unusable_gpu
+from mafrt.core.reading import parse_json, read_text
 from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.core.text import counted
 from mafrt.models.bounded_trial import check_tokenizer_ends
 
 log = logging.getLogger(__name__)
 
+TEMPLATE = "chat_template.json"
+"""of a processor"""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 FLASH = ("flash_attention_2", "flash_attention_3")
@@ -174,7 +177,7 @@ def check_base(
     Raises:
         ModelError: as `SharedBase.load`.
     """
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     from mafrt.models.checkpoint_class import check_token_ids, check_weights, read_config, refuse_other_kinds
     from mafrt.models.config_values import check_values
@@ -192,13 +195,30 @@ def check_base(
         check_weights(name, str(folder), config, trust_remote_code=trust_remote_code)
         check_token_ids(name, folder, config)
     with _told(name, trust_remote_code=trust_remote_code):
-        tokenizer = AutoTokenizer.from_pretrained(path, **where)
+        tokenizer = read_tokenizer(path, **where)
         parsed = AutoConfig.from_pretrained(path, **where)
-    check_values(name, config, parsed, tokenizer, folder)
     check_tokenizer_ends(name, tokenizer)
+    check_values(name, config, parsed, tokenizer, folder)
     with _told(name, trust_remote_code=trust_remote_code):
         tokenizer.decode(tokenizer.encode("a b"))  # one that raises over any text
     return config, parsed, tokenizer
+
+
+def read_tokenizer(path: str, **where: Any) -> Any:
+    """A base's tokenizer, of a folder or a hub id, with its chat template.
+
+    Models that read images kept that in a file of their processor, which transformers' tokenizers do not look at.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils.hub import cached_file
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, **where)
+    if not getattr(tokenizer, "chat_template", None):
+        local = bool(where.get("local_files_only"))
+        file = cached_file(path, TEMPLATE, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+        if file:
+            tokenizer.chat_template = parse_json(read_text(Path(file)))["chat_template"]
+    return tokenizer
 
 
 def _fetched(model: str, local: bool) -> Path | None:

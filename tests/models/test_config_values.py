@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers_models import tiny_model, tiny_tokenizer
+from helpers_models import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 
 from mafrt.core.errors import ModelError
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.export import chat_template
 
 
 def base_in(folder, change=None, file="config.json", **shape):
@@ -58,6 +59,39 @@ def test_a_generation_config_that_is_none(text, tmp_path):
 def test_a_tokenizer_with_more_tokens_than_the_embedding(tmp_path):
     with pytest.raises(ModelError, match=r"a token of number 100, and its config.json has 50 as vocab_size"):
         SharedBase.load(base_in(tmp_path, vocab_size=50), device="cpu")
+
+
+@pytest.mark.parametrize("opening", ["'<|turn|>'", "'<|' + 'turn|>'"])
+def test_an_added_token_without_a_row_is_refused_where_the_template_writes_it(opening, tmp_path):
+    folder, tokenizer = base_in(tmp_path), tiny_tokenizer()
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    SharedBase.load(folder, device="cpu")
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("<|im_start|>", "{{ " + opening + " }}")
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"a token of number 101, and its config.json has 101 as vocab_size"):
+        SharedBase.load(folder, device="cpu")
+
+
+def test_a_chat_template_is_read_where_processors_keep_it_and_a_lack_is_told(tmp_path, caplog):
+    folder = base_in(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    assert SharedBase.load(folder, device="cpu").tokenizer.chat_template is None and chat_template(folder) is None
+    assert any("has no chat template" in line for line in caplog.messages)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}), encoding="utf-8")
+    caplog.clear()
+    assert SharedBase.load(folder, device="cpu").tokenizer.chat_template == chat_template(folder) == CHAT_TEMPLATE
+    assert not caplog.messages
+    (tmp_path / "chat_template.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        SharedBase.load(folder, device="cpu")
+
+
+def test_of_chat_templates_with_names_the_default_is_taken_home(tmp_path):
+    folder, tokenizer = base_in(tmp_path), tiny_tokenizer()
+    tokenizer.chat_template = {"default": CHAT_TEMPLATE, "tool_use": "{{ tools }}"}
+    tokenizer.save_pretrained(folder)
+    assert chat_template(folder) == CHAT_TEMPLATE
 
 
 def test_a_tokenizer_without_its_settings_that_makes_tokens_of_its_own(tmp_path):
