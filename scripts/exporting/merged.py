@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
     Raises ModelError or CheckpointError: the base or an adapter cannot be loaded.
     """
     from peft import PeftModel
+    from transformers import GenerationConfig
+    from transformers.utils.hub import cached_file
 
     from mafrt.models.pretrained import load_pretrained
     from mafrt.models.shared_base import SharedBase
@@ -66,10 +69,17 @@ def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
     for name, path in adapters.items():  # PEFT takes folders as they are
         checked.load_adapter(name, path)
     del checked
+    file = "generation_config.json"
+    place, local = str(base_folder(base) or base), bool(of_base(base)["local_files_only"])
+    generation = cached_file(place, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
     for name, path in adapters.items():
         # Merging changes it: one load for each.
         how |= {"attn_implementation": "sdpa", "trust_remote_code": False, "bits": None}
         model, tokenizer, _ = load_pretrained(base, **how)
         merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+        if generation:  # taken as it is, since transformers reads some that it does not write
+            merged.generation_config = GenerationConfig()
         merged.save_pretrained(str(target / name))
+        if generation:
+            shutil.copyfile(generation, target / name / file)
         tokenizer.save_pretrained(str(target / name))

@@ -13,15 +13,19 @@ import threading
 import pytest
 import torch
 import yaml
+from helpers_models import tiny_model, tiny_tokenizer
 from huggingface_hub import HfApi
 
+from mafrt.config.agent import LoraSpec
 from mafrt.config.team import AgentSpec
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE
+from mafrt.models.shared_base import SharedBase
 from mafrt.runners.intervals import interval
 from mafrt.scripts import collect, export, train_math
 from mafrt.scripts.exporting import hub as exported_hub
 from mafrt.scripts.exporting.gguf_adapters import check_modelfile, modelfile, write_gguf_adapter
+from mafrt.scripts.exporting.merged import write_merged
 from mafrt.scripts.reporting.episodes import read_episodes
 
 SHORT = [
@@ -109,6 +113,20 @@ def test_merged_models_compute_as_their_adapters(run, tmp_path):
             assert (merged(ids).logits - plain(ids).logits).abs().max() > 1e-3  # the adapter is in it
             adapted = PeftModel.from_pretrained(plain, str(target / name))
             torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_settings_of_generation_are_merged_as_they_are(tmp_path):
+    """Of many published models transformers reads them, and refuses to write them."""
+    tiny_model().save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    text = json.dumps({"eos_token_id": [1, 3], "temperature": 0.6, "do_sample": False})
+    (tmp_path / "base" / "generation_config.json").write_text(text, encoding="utf-8")
+    base = SharedBase.load(str(tmp_path / "base"), device="cpu")
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    write_merged(tmp_path / "merged", base.name, {"a": tmp_path / "a"})
+    assert (tmp_path / "merged" / "a" / "generation_config.json").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize("quantised", ["by the run", "on disk"])
