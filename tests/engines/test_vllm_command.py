@@ -12,6 +12,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers_families import tiny, whole
@@ -276,7 +277,7 @@ def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike_and_no_tower_is_serve
     assert ("--language-model-only" in words) is sees
     asked = []
 
-    def start(settings, name):
+    def start(settings, *_):
         asked.append(settings)
         raise ModelError("no vLLM here")
 
@@ -286,6 +287,25 @@ def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike_and_no_tower_is_serve
         in_process.VllmEngine(SharedBase.load(where[1], device="cpu"), EngineConfig(engine="vllm"))
     assert asked[0]["enable_prefix_caching"] is kept and not asked[0]["enable_chunked_prefill"]
     assert asked[0].get("language_model_only", False) is sees
+
+
+@pytest.mark.parametrize(("known", "words"), [
+    ({}, "found \"'Config' object has no attribute 'conv_dim'\""),
+    ({"Some": SimpleNamespace(supports_lora=True, __name__="Some")}, "has no attribute 'conv_dim'"),
+    ({"Some": SimpleNamespace(__name__="SomeOfVllm")}, "^vLLM's SomeOfVllm takes no adapters, and base is one"),
+])  # fmt: skip
+def test_what_vllm_does_not_serve_is_one_sentence(known, words, monkeypatch):
+    """Whatever its classes raise over a configuration, and before its start where they take no adapters."""
+
+    def fail(**_):
+        raise AttributeError("'Config' object has no attribute 'conv_dim'")
+
+    models = {name: SimpleNamespace(load_model_cls=lambda cls=cls: cls) for name, cls in known.items()}
+    stand_in = SimpleNamespace(LLM=fail, ModelRegistry=SimpleNamespace(models=models), lora=None)
+    for name in ("vllm", "vllm.lora", "vllm.lora.request"):
+        monkeypatch.setitem(sys.modules, name, stand_in)
+    with pytest.raises(ModelError, match=words):
+        in_process._start({}, "base", ("Other", "Some"))
 
 
 def test_an_address_of_pydantic_is_no_reason():

@@ -105,7 +105,8 @@ class VllmEngine:
         try:
             others = children(os.getpid())
             with _environment(base.device, config.tensor_parallel_size):
-                self._llm, self._vllm = self._thread.call(lambda: _start(settings, base.name))
+                classes = tuple(getattr(base.model.config, "architectures", None) or ())
+                self._llm, self._vllm = self._thread.call(lambda: _start(settings, base.name, classes))
             started = children(os.getpid()) - others
             self._thread.lives = {pid: birth(pid) for pid in started}
             self.pids = sorted(started.union(*(descendants(pid) for pid in started)))
@@ -245,14 +246,28 @@ class _OneThread:
                 result.set_exception(error)
 
 
-def _start(settings: Mapping[str, Any], name: str) -> tuple[Any, Any]:
-    """The engine and the module, with vLLM's many ways to fail as one."""
+def _start(settings: Mapping[str, Any], name: str, classes: Sequence[str]) -> tuple[Any, Any]:
+    """The engine and the module, with vLLM's many ways to fail as one.
+
+    Args:
+        settings: of the engine.
+        name: of the base, for the message.
+        classes: that its configuration names.
+    """
     import vllm
     import vllm.lora.request
 
     try:
+        for known in (vllm.ModelRegistry.models.get(cls) for cls in classes):
+            # It would say so at the end of its start.
+            if known is not None and not getattr(model := known.load_model_cls(), "supports_lora", False):
+                raise ModelError(
+                    f"vLLM's {model.__name__} takes no adapters, and {name} is one; leave --engine vllm out"
+                )
         return vllm.LLM(**settings), vllm
-    except (ValueError, RuntimeError, OSError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # what its classes raise over a configuration has no common class
         raise ModelError(
             f"vLLM cannot serve {name}: found {_last_line(error)!r}; its own log is above. Lower "
             "--gpu_memory_utilization or --context_window if memory is short, or leave --engine vllm out"
