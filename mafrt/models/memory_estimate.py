@@ -14,6 +14,7 @@ Standard library only: `mafrt info --memory` answers without torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.machine_memory import memory_bytes
 from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import error_line, shortened
-from mafrt.models.checkpoint_class import DEPTHS, WIDTHS, refuse_other_tasks, refuse_quantised
+from mafrt.models.checkpoint_class import DEPTHS, WIDTHS, header_shapes, refuse_other_tasks, refuse_quantised
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
@@ -74,6 +75,8 @@ class ModelShape:
     """whether its projections are two matrices, as in Qwen3-Next, and not four"""
     gated: bool = False
     """whether queries come with gates of attention's output"""
+    towers: int = 0
+    """weights of the parts that read images or sound, which text does not pass"""
 
     @property
     def linears(self) -> dict[str, list[tuple[int, int, int]]]:
@@ -218,7 +221,7 @@ def footprint(shape: ModelShape, use: MemoryInputs) -> MemoryEstimate:
     number = 4 if use.bits == 32 else 2
     base = shape.block_weights * QUANTISED.get(use.bits, number) + shape.other_weights * number
     copies = packed(base, use)
-    base += copies
+    base += copies + shape.towers * QUANTISED.get(use.bits, number)
     shards = use.processes if use.layout in ("zero3", "fsdp") else 1
     zero = use.processes if use.layout.startswith("zero") else 1
     # Adam keeps two float32 moments of 4 bytes, or two of 1 byte in 8 bits.
@@ -324,11 +327,18 @@ def model_shape(model: str) -> ModelShape:
         if isinstance(config, dict):
             refuse_other_tasks(model, config)
             refuse_quantised(model, config)
-        return shape_of(config)
+        shape = shape_of(config)
     except KeyError as error:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is no configuration of a Llama-like model ({error_line(error)}).") from None
+    if not config.get("text_config"):
+        return shape
+    try:
+        weights = sum(math.prod(size) for file in path.parent.glob("*.safetensors") for size in header_shapes(file))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        weights = 0  # a damaged file is told where it is loaded
+    return replace(shape, towers=max(0, weights - shape.block_weights - shape.other_weights))
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

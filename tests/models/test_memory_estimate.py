@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_families import tiny
+from helpers_families import tiny, whole
 from helpers_models import ALL, tiny_base, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
@@ -171,6 +171,18 @@ def test_weights_are_counted_as_the_model_has_them():
     assert MODEL_SHAPES["Qwen/Qwen3-8B"].block_weights + MODEL_SHAPES["Qwen/Qwen3-8B"].other_weights == pytest.approx(
         8.19e9, rel=2e-3
     )
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "qwen3_vl_moe"])
+def test_parts_that_text_does_not_pass_are_counted_where_their_weights_are(family, tmp_path):
+    whole(family).save_pretrained(tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+    shape = model_shape(str(tmp_path))
+    assert shape.towers > 0
+    estimate = footprint(shape, MemoryInputs(bits=32)).base
+    assert estimate == pytest.approx(weights.stat().st_size, rel=0.02)
+    weights.write_bytes(b"none")
+    assert model_shape(str(tmp_path)) == replace(shape, towers=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "mixtral", "dots1", "glm4_moe"])
