@@ -372,6 +372,8 @@ def _too_large(config: Mapping[str, Any], shapes: list[list[int]]) -> str:
         parts += [value for value in part.values() if isinstance(value, dict)]
         sizes = {key: value for key, value in part.items() if type(value) is int}
         heads = sizes.get("num_attention_heads", 0) * sizes.get("head_dim", 0)
+        if "moe_intermediate_size" in sizes:  # where all blocks have experts no tensor has the other width
+            sizes.pop("intermediate_size", None)
         told = {**{key: sizes[key] for key in WIDTHS if key in sizes}, "num_attention_heads * head_dim": heads}
         wide = [f"{key} {value}" for key, value in told.items() if value > widest]
         long = [f"{key} {sizes[key]}" for key in DEPTHS if sizes.get(key, 0) > len(shapes)]

@@ -503,6 +503,12 @@ def test_a_config_far_larger_than_its_weights_is_refused_before_it_is_laid_out(t
         SharedBase.load(str(tmp_path / "base"))
 
 
+def test_a_width_that_no_block_has_is_taken(tmp_path):
+    tiny("qwen3_moe", intermediate_size=6144).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    SharedBase.load(str(tmp_path), device="cpu")
+
+
 def test_a_config_no_wider_than_any_tensor_is_compared_as_a_whole(tmp_path):
     head = {"lm_head.weight": {"dtype": "F32", "shape": [60_000, 2], "data_offsets": [0, 480_000]}}
     text = json.dumps(head).encode()
