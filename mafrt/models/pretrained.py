@@ -210,15 +210,21 @@ def read_tokenizer(path: str, **where: Any) -> Any:
     Models that read images kept that in a file of their processor, which transformers' tokenizers do not look at.
     """
     from transformers import AutoTokenizer
-    from transformers.utils.hub import cached_file
 
     tokenizer: Any = AutoTokenizer.from_pretrained(path, **where)
-    if not getattr(tokenizer, "chat_template", None):
-        local = bool(where.get("local_files_only"))
-        file = cached_file(path, TEMPLATE, local_files_only=local, _raise_exceptions_for_missing_entries=False)
-        if file:
-            tokenizer.chat_template = parse_json(read_text(Path(file)))["chat_template"]
+    local = bool(where.get("local_files_only"))
+    if not getattr(tokenizer, "chat_template", None) and (file := if_there(path, TEMPLATE, local=local)):
+        tokenizer.chat_template = parse_json(read_text(Path(file)))["chat_template"]
     return tokenizer
+
+
+def if_there(path: str, file: str, *, local: bool) -> str | None:
+    """Where a file of a folder or hub id lies; None where there is none, or the hub cannot be asked."""
+    from transformers.utils.hub import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found: str | None = cached_file(path, file, local_files_only=local, **quiet)
+    return found
 
 
 def _fetched(model: str, local: bool) -> Path | None:

@@ -59,9 +59,8 @@ def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
     """
     from peft import PeftModel
     from transformers import GenerationConfig
-    from transformers.utils.hub import cached_file
 
-    from mafrt.models.pretrained import load_pretrained
+    from mafrt.models.pretrained import if_there, load_pretrained
     from mafrt.models.shared_base import SharedBase
 
     how: dict[str, Any] = {"dtype": "auto", "device": "cpu"}
@@ -70,8 +69,7 @@ def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
         checked.load_adapter(name, path)
     del checked
     file = "generation_config.json"
-    place, local = str(base_folder(base) or base), bool(of_base(base)["local_files_only"])
-    generation = cached_file(place, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+    generation = if_there(str(base_folder(base) or base), file, local=bool(of_base(base)["local_files_only"]))
     for name, path in adapters.items():
         # Merging changes it: one load for each.
         how |= {"attn_implementation": "sdpa", "trust_remote_code": False, "bits": None}
