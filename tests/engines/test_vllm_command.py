@@ -292,7 +292,7 @@ def test_a_cpu_keeps_no_states_of_prompts_that_begin_alike_and_no_tower_is_serve
 @pytest.mark.parametrize(("known", "words"), [
     ({}, "found \"'Config' object has no attribute 'conv_dim'\""),
     ({"Some": SimpleNamespace(supports_lora=True, __name__="Some")}, "has no attribute 'conv_dim'"),
-    ({"Some": SimpleNamespace(__name__="SomeOfVllm")}, "^vLLM's SomeOfVllm takes no adapters, and base is one"),
+    ({"Some": SimpleNamespace(__name__="SomeOfVllm")}, "^vLLM's class for base, SomeOfVllm, takes no adapters"),
 ])  # fmt: skip
 def test_what_vllm_does_not_serve_is_one_sentence(known, words, monkeypatch):
     """Whatever its classes raise over a configuration, and before its start where they take no adapters."""

@@ -262,7 +262,7 @@ def _start(settings: Mapping[str, Any], name: str, classes: Sequence[str]) -> tu
             # It would say so at the end of its start.
             if known is not None and not getattr(model := known.load_model_cls(), "supports_lora", False):
                 raise ModelError(
-                    f"vLLM's {model.__name__} takes no adapters, and {name} is one; leave --engine vllm out"
+                    f"vLLM's class for {name}, {model.__name__}, takes no adapters; leave --engine vllm out"
                 )
         return vllm.LLM(**settings), vllm
     except ModelError:
