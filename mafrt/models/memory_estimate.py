@@ -332,13 +332,16 @@ def model_shape(model: str) -> ModelShape:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is no configuration of a Llama-like model ({error_line(error)}).") from None
-    if not config.get("text_config"):
-        return shape
     try:
         weights = sum(math.prod(size) for file in path.parent.glob("*.safetensors") for size in header_shapes(file))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         weights = 0  # a damaged file is told where it is loaded
-    return replace(shape, towers=max(0, weights - shape.block_weights - shape.other_weights))
+    text = config.get("text_config") or config
+    # A config.json that transformers 4 wrote does not tell what its families have by default.
+    if "tie_word_embeddings" not in text and 0 < weights < shape.block_weights + shape.other_weights:
+        shape = replace(shape, tied=True)
+    beside = max(0, weights - shape.block_weights - shape.other_weights)
+    return shape if text is config else replace(shape, towers=beside)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

@@ -173,6 +173,16 @@ def test_weights_are_counted_as_the_model_has_them():
     )
 
 
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_weights_tell_whether_the_head_is_the_embedding_where_the_configuration_does_not(family, tmp_path):
+    tiny(family).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    shape = model_shape(str(tmp_path))
+    assert shape.tied is written.pop("tie_word_embeddings") is (family == "gemma2")
+    (tmp_path / "config.json").write_text(json.dumps(written), encoding="utf-8")
+    assert model_shape(str(tmp_path)) == shape
+
+
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "qwen3_vl_moe"])
 def test_parts_that_text_does_not_pass_are_counted_where_their_weights_are(family, tmp_path):
     whole(family).save_pretrained(tmp_path)
