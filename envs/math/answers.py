@@ -25,7 +25,7 @@ _PLAIN_SIGNS: dict[int, str] = {
     # Digits of other scripts (full width, Arabic, Persian, Devanagari), and full-width letters and signs.
     **{zero + digit: str(digit) for zero in (0xFF10, 0x660, 0x6F0, 0x966) for digit in range(10)},
     **{0xFEE0 + ord(sign): sign for sign in "+=<>()[],.:;/%ABCDEFGHIJabcdefghijxyzn"},
-    ord("\u2044"): "/", ord("\u00a2"): " cents",
+    ord("\u2044"): "/", ord("\u2019"): "'", ord("\u00a2"): " cents",
 }  # fmt: skip
 _LOWERED_SIGNS = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789")
 _LOWERED = re.compile("[\u2080-\u2089]+")
@@ -35,7 +35,7 @@ _STYLE = re.compile(r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])\s*
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])")
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
-_PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
+_PLAIN = re.compile(r"([+-]?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*\(?([A-Za-z][A-Za-z \-']*)\)?\s*\}")
 _OPTION = re.compile(r"\(?([A-J])[).]?")
 _CHOSEN = re.compile(r"\(?([A-J])[).:]\s*((?:(?<![A-Za-z])[A-Za-z]?[a-z]+|[^A-Za-z]|(?<=[A-Za-z])[A-Z])+)")
@@ -204,6 +204,9 @@ def quick_verdict(given: str, reference: str) -> bool | None:
     return None if abs(left - right) <= TOLERANCE else False
 
 
+_ABSENT = re.compile(r"^(?:\\(?:text|mathrm)\s*\{\s*)?(?:DNE|D\.N\.E\.?)\s*\}?$")
+
+
 def _verdict_on_words(given: str, reference: str) -> bool | None:
     """`quick_verdict` of answers that are no plain numbers: options, words, and times of day."""
     plain, wanted = _TEXT.sub(r"\1", given), _TEXT.sub(r"\1", reference)
@@ -217,6 +220,7 @@ def _verdict_on_words(given: str, reference: str) -> bool | None:
         letters = [re.findall("[A-J]", text.replace("and", "")) for text in (plain, wanted)]
         if "".join(letters[0]) != plain or "".join(letters[1]) != wanted:  # AB alone is a segment as well
             return sorted(letters[0]) == sorted(letters[1])
+    given, reference = (_ABSENT.sub("does not exist", text) for text in (given, reference))
     if (word := words(reference)) is not None:
         # math-verify reads words as products of letters, so that anagrams agree; here only equal words do.
         bare = _BARE_WORDS.fullmatch(given)
@@ -328,6 +332,7 @@ def _without_bases(answer: str) -> tuple[str, list[int]]:
     return (text, sorted(bases)) if bases else (answer, [])
 
 
+_REMAINDER = re.compile(r"([0-9]{1,20})(?:\\?b?mod|%)([0-9]{1,20})")
 # C(5, 2), nCr(5, 2), _5C_2, 5C2, 5 choose 2, C_5^2; without braces and blanks.
 _WAYS = tuple(
     re.compile(pattern)
@@ -339,10 +344,13 @@ _WAYS = tuple(
         r"(?P<of>[CP])\^(?P<k>[0-9]{1,3})_(?P<n>[0-9]{1,3})",
     )
 )
+_OF_Y = re.compile(r"y\s*=")
+_DASHED = re.compile(r"([0-9]{1,9})-([0-9]{1,9})/([0-9]{1,9})")
 _MIXED = re.compile(
     r"(-?[0-9]{1,9})(?:\s|\\[ ,;]|~)*(?:\\text\s*\{\s*and\s*\}|and)\s*"
     r"(?:([0-9]{1,9})/([0-9]{1,9})|\\[dt]?frac\s*\{?([0-9]{1,9}?)\}?\s*\{?([0-9]{1,9})\}?)(?![0-9/.])"
 )
+_MANY = re.compile(r"^[(\[].*[)\]]$|matrix|\\pm|±|:")
 _SEVERAL = re.compile(r",|;|\\\{|\\ne|<|>|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 
 
@@ -363,6 +371,10 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if excluded[0] != others[0]:
             return None
         given, reference = excluded[1], others[1]
+    given, reference = given.removeprefix("="), reference.removeprefix("=")
+    given, reference = _as_matrix(given, reference), _as_matrix(reference, given)
+    if _OF_Y.match(given) or _OF_Y.match(reference):  # y = 2x for f(x) = 2x
+        given, reference = (re.sub(r"^f\(x\)(?=\s*=)", "y", text) for text in (given, reference))
     given, reference = _ascending(given), _ascending(reference)
     if given.replace(" ", "") == reference.replace(" ", ""):
         return []
@@ -405,16 +417,49 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
 
 
 def counted(answer: str, other: str) -> str:
-    """C(5, 2), 5P2 and their like as numbers beside a number; else they may be points or names."""
+    """C(5, 2), 5P2, 7 mod 3 and their like as numbers beside a number; else they may be points or names."""
     if plain_number(other) is None or len(answer) > 40:
         return answer
     plain = re.sub(r"[{}\s]", "", _TEXT.sub(r"\1", answer))
+    if (rest := _REMAINDER.fullmatch(plain)) is not None and int(rest[2]):
+        return str(int(rest[1]) % int(rest[2]))
     match = next(filter(None, (ways.fullmatch(plain) for ways in _WAYS)), None)
     return str((math.perm if match["of"] == "P" else math.comb)(int(match["n"]), int(match["k"]))) if match else answer
 
 
+_EUROPEAN = re.compile(
+    r"(\\?\$|€|£)?([+-]?)([0-9]{1,3}(?:[. ][0-9]{3})+|[0-9]{1,20})(?:,([0-9]{1,20}))?([^0-9,;]{0,40})"
+)
+_GROUPS = re.compile(r"[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,9}")
+_INDIAN = re.compile(r"[1-9][0-9]?(?:,[0-9]{2}){1,9},[0-9]{3}")
+_SHORT = re.compile(r"(\\?\$)?([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(k|K|M|bn|B)")
+_SHORT_OF = {"k": 10**3, "K": 10**3, "M": 10**6, "bn": 10**9, "B": 10**9}
+
+
+def in_english(given: str, reference: str) -> str:
+    """`3,14`, `1.234,56`, `12,34,567` and `5k` as English writes them, where the reference is one value.
+
+    `1,234` stays what English reads, and 5k is five thousand beside a number of thousands only: 300K may be kelvins.
+    """
+    if _SEVERAL.search(re.sub(r"(?<=[0-9]),(?=[0-9]{3})", "", reference)) or _MANY.search(reference):
+        return given
+    if _INDIAN.fullmatch(given) or _GROUPS.fullmatch(given):
+        return re.sub("[,.]", "", given)
+    if (short := _SHORT.fullmatch(given)) is not None:
+        value, size = plain_number(reference.removeprefix("\\").removeprefix("$")), _SHORT_OF[short[3]]
+        return given if value is None or value < size else str(Fraction(short[2]) * size)
+    match = _EUROPEAN.fullmatch(given)
+    if match is None or not match[4] or (len(match[4]) == 3 and len(match[3]) < 4 and match[3][0] != "0"):
+        return given
+    return f"{match[1] or ''}{match[2]}{re.sub('[. ]', '', match[3])}.{match[4]}{match[5]}"
+
+
 def as_mixed_number(given: str, reference: str) -> str:
     """`2 and 1/2` as a mixed number where the reference is one value: else they may be two answers."""
+    dashed = _DASHED.fullmatch(given)
+    # 2-1/2 is a mixed number beside 2 1/2, which it writes with a dash, and a difference beside all others.
+    if dashed and "-" not in reference and re.findall("[0-9]+", reference) == [*dashed.groups()]:
+        return f"{dashed[1]}\\frac{{{dashed[2]}}}{{{dashed[3]}}}"
     match = _MIXED.match(given)
     if match is None or _SEVERAL.search(reference) or _SEVERAL.search(given[match.end() :]):
         return given
@@ -458,6 +503,20 @@ def _same_ratio(given: str, reference: str) -> list[tuple[str, str]] | None:
     return [(f"({parts[i]}) \\cdot ({wanted[j]})", f"({parts[j]}) \\cdot ({wanted[i]})") for i, j in places]
 
 
+_COLUMN = re.compile(r"\\begin\{([pb]matrix)\}([^&]*)\\end\{\1\}")
+_ROWS = re.compile(r"\[\s*(\[[^][]*\](?:\s*,\s*\[[^][]*\])*)\s*\]")
+
+
+def _as_matrix(answer: str, other: str) -> str:
+    """`[[1, 2], [3, 4]]` as a matrix beside one, and a column as `(1, 2)` beside a tuple."""
+    if (rows := _ROWS.fullmatch(answer)) and "matrix}" in other:
+        lines = r" \\ ".join(row.replace(",", " & ") for row in re.findall(r"\[([^][]*)\]", rows[1]))
+        return rf"\begin{{pmatrix}} {lines} \end{{pmatrix}}"
+    if (column := _COLUMN.fullmatch(answer)) and "\\\\" in answer and _collection(other)[0] == "tuple":
+        return f"({', '.join(part.strip() for part in column[2].split(chr(92) * 2))})"
+    return answer
+
+
 def _usual_brackets(answer: str) -> str:
     """`]a, b]` as `(a, b]`."""
     match = _TURNED_BRACKETS.fullmatch(answer)
@@ -494,6 +553,8 @@ def _values(answer: str, as_tuple: bool) -> str:
     if len(parts) < 2 or any(len(part) != 2 or not _NAME.fullmatch(part[0]) for part in parts):
         return answer
     names = {name for name, _ in parts}
+    if not as_tuple and len({name.partition("_")[0] for name in names}) == 1:  # x_1 = 1, x_2 = 2
+        names = {""}
     if len(names) == 1 and not as_tuple:
         return ", ".join(value for _, value in parts)
     if len(names) == len(parts) and as_tuple:

@@ -7,16 +7,18 @@ Signs (`√5`, `60°`, `½`), calculators (`1.6e-19`, `2*pi`, `3 1/2`), Markdown
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
-from mafrt.envs.math.number_words import MULTIPLIERS
+from mafrt.envs.math.number_words import MULTIPLIERS, SMALL
 
 _SIGNS = str.maketrans({
     "π": r"\pi ", "∞": r"\infty ", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ", "°": r"^\circ ",
     "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
     "∈": r"\in ", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
-    "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}", "⟨": r"\langle ", "⟩": r"\rangle ", "~": " ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
+    **{sign: "\\frac{" + unicodedata.normalize("NFKC", sign).replace("⁄", "}{") + "}" for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"},
+    "²": "^2", "³": "^3", "∶": ":", "⟨": r"\langle ", "⟩": r"\rangle ",
+    "~": " ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
 })  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -26,7 +28,14 @@ _NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?"
 _REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # The condition of a set.
+        (
+            r"^\\?\{\s*([A-Za-z])(?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\||:|\\mid(?![a-z]))"
+            r"((?=[^|:{}]*(?:[<>]|\\[lg]eq?(?![a-z])))[^|:{}]*?)\\?\}$",
+            r"\2",
+        ),
         # Looks: colours, bold, underlines, spaces, ticks.
+        (r"\\[hv]?phantom\s*\{[^{}]*\}", ""),
         (r"\\textcolor\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}|\\[hv]space\*?\s*\{[^{}]*\}|\\checkmark|✓|✔", ""),
         (r"\\(?:underline|mathbf|boldsymbol|bm|mathit)\s*\{([^{}]*)\}", r"\1"),
         (r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}", r"{\1}"),
@@ -35,20 +44,40 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         # The answer after words that announce it.
         (r"^\\text\s*\{[A-Za-z ,]*(?:is|are|:)\s*:?\s*\}(?=[^A-Za-z]*[0-9])", ""),
         (r"^(?:\\text\s*\{\s*)?(?:about|approximately|approx\.?|roughly|exactly)(?:\s*\}\s*|\s+)(?=[-\\0-9.])", ""),
+        (r"^(?i:(?:the )?(?:final |correct )?answer(?: is)?)\s*:?\s*(?=[-\\$0-9.(])|^=\s*", ""),
         (r"\\not\s*=|!=|\\neq(?![A-Za-z])", r"\\ne "),
         # Signs that take what follows, and names of functions and constants without a backslash.
+        (
+            r"(?<![\\A-Za-z])(?:\\(?:text|mathrm|operatorname)\s*\{)?(floor|ceil)(?:ing)?\s*\}?\s*\(([^()]*)\)",
+            r"\\l\1 \2 \\r\1 ",
+        ),
+        (r"(?<![\\A-Za-z])abs\s*\(([^()]*)\)", r"|\1|"),
+        (r"(?:∛|(?<![\\A-Za-z])cbrt)\s*(?:\(([^()]*)\)|([0-9]+))", r"\\sqrt[3]{\1\2}"),
+        (r"^(?:the )?(?:square )?root (?:of )?([0-9]+)$", r"\\sqrt{\1}"),
+        (r"^(?:the )?cube root of ([0-9]+)$", r"\\sqrt[3]{\1}"),
+        (r"(?<![\\A-Za-z])log(2|10)\s*(?=\()", r"\\log_{\1}"),
+        (r"\*\*\s*(?:\((-?[0-9]+)\)|(-?[0-9]+|[A-Za-z]))", r"^{\1\2}"),
+        (r"\\(?:nicefrac|sfrac)(?![A-Za-z])", r"\\frac"),
+        (r"\\binom\s*([0-9])\s*([0-9])", r"\\binom{\1}{\2}"),
+        (r"^(-?[0-9]+) over ([0-9]+)$", r"\\frac{\1}{\2}"),
+        (r"\+\s*/\s*-|^\+\s*-|\bplus or minus\b", r"\\pm "),
+        (r"(?<=[0-9})i])\s*(?:\\(?:text|mathrm)\s*\{\s*)?rad(?:ians?)?\s*\}?$", ""),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infty)(?![A-Za-z])", r"\\\1 "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"^\\(?:mathbb\s*\{?\s*R\s*\}?|R|Reals)$", r"(-\\infty, \\infty)"),
+        (r"^(?:\\(?:text|mathrm)\s*\{\s*)?no (?:real )?solutions?\s*\}?$", r"\\emptyset "),
+        (
+            r"^(?:\\(?:mathbb\s*\{?\s*R\s*\}?|R|Reals)|(?:\\text\s*\{\s*)?all real(?:s| numbers)\s*\}?)$",
+            r"(-\\infty, \\infty)",
+        ),
         (r"\+\s*-", "-"),
         # Numbers: 1.6e-19, 3 1/2; money.
         (rf"^({_NUMBER})[eE]\+?(-?[0-9]{{1,4}})$", r"\1 \\times 10^{\2}"),
         (r"(?<![0-9/])(-?[0-9]+) ([0-9]+)/([0-9]+)(?![0-9/])", r"\1\\frac{\2}{\3}"),
         (r"^(-?)\s*(?:\\?\$|€|£|¥|₹|USD|EUR|Rs\.?)\s*(?=[0-9.-])", r"\1"),
-        (rf"^({_NUMBER})\s*[元円]$", r"\1"),
+        (rf"^({_NUMBER})\s*[元円€£¥₹]$", r"\1"),
         (r"(?<=[0-9]) ?x ?(?=10 ?\^)", r"\\times "),
         (rf"^({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?dozen(?![a-z])[A-Za-z ]*\}}?$", r"\1 \\cdot 12"),
         (rf"^({_NUMBER}) to ({_NUMBER})$", r"\1:\2"),
@@ -67,6 +96,10 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
 _DEGREES = re.compile(r"([0-9.]+)\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _OF_ANGLES = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?: [0-9]{3})+|(?:_[0-9]{3})+)(?![0-9 _])")
+# 0.1(6), 0.3 with a stroke above, and dots on the first and last repeated digit.
+_IN_BRACKETS = re.compile(r"(?<![0-9])([0-9]*\.[0-9]*)\(([0-9]{1,20})\)(?![0-9.^!])")
+_STRUCK = re.compile("(?:[0-9]\u0305){1,20}")
+_DOTTED = re.compile(r"\\dot\s*\{?([0-9])\}?([0-9]{0,18})\\dot\s*\{?([0-9])\}?")
 _REPEATING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?\s*([0-9]{1,20})\s*\}?")
 # 0.1666..., 0.1212...
 _GOES_ON = re.compile(
@@ -75,7 +108,7 @@ _GOES_ON = re.compile(
 _TIMES = re.compile(
     rf"({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?\s*({'|'.join(MULTIPLIERS)})s?(?![A-Za-z])((?:[A-Za-z ]*\}})?)"
 )
-_CHOICE_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*(?:[0-9]|\b(?:or|and|not)\b)[^{}]*)\}")
+_CHOICE_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*(?:[0-9]|\b(?:or|and|not|to)\b)[^{}]*)\}")
 _CONJUNCTION = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|leq|geq|leqslant|geqslant)(?![A-Za-z])")
 
@@ -94,6 +127,9 @@ def latex(answer: str) -> str:
     answer = _ORDINAL.sub(_cardinal, answer)
     answer = answer.translate(_SIGNS)
     answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
+    answer = _STRUCK.sub(lambda match: f"\\overline{{{match[0].replace(chr(0x305), '')}}}", answer)
+    answer = _DOTTED.sub(r"\\overline{\1\2\3}", _IN_BRACKETS.sub(r"\1\\overline{\2}", answer))
+    answer = _ARC.sub(_degrees, answer)
     answer = _GOES_ON.sub(r"\1.\2\\overline{\3\4}", answer)
     answer = _REPEATING.sub(_fraction, answer)
     answer = _THOUSANDS.sub(lambda match: re.sub("[ _]", "", match[0]), answer)
@@ -105,6 +141,15 @@ def latex(answer: str) -> str:
     if not _INEQUALITY.search(answer):
         answer = _CONJUNCTION.sub(", ", answer)
     return " ".join(answer.split())
+
+
+_ARC = re.compile(r"([0-9]{1,3})\s*\^\s*\{?\s*\\circ\s*\}?\s*([0-5]?[0-9])\s*['′](?:\s*([0-5]?[0-9])\s*(?:''|″))?")
+
+
+def _degrees(match: re.Match[str]) -> str:
+    """45 degrees and 30 minutes as 45.5 degrees."""
+    size = int(match[1]) + Fraction(int(match[2]), 60) + Fraction(int(match[3] or 0), 3600)
+    return f"\\frac{{{size.numerator}}}{{{size.denominator}}}^\\circ"
 
 
 _ORDINAL = re.compile(
@@ -142,11 +187,14 @@ _SPEEDS = tuple(
     for pattern, name in (
         ("miles? per hour", "mph"),
         ("sq(?= )", "square"),
+        ("degrees? celsius", r"^\\circ C"),
+        ("degrees? fahrenheit", r"^\\circ F"),
         ("kilomet(?:er|re)s? per hour", "km/h"),
         ("met(?:er|re)s? per second", "m/s"),
         ("(?:feet|foot) per second", "ft/s"),
     )
 )
+_PLAIN = re.compile(_NUMBER)
 _MONEY = re.compile(r"\\?\$\s*(?P<number>[0-9][0-9,]*(?:\.[0-9]+)?)")
 _AMOUNT = re.compile(
     rf"(?P<number>{_NUMBER})(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm|mbox|textrm)\s*\{{[\s~]*)?(?P<name>[A-Za-z]{{1,12}})"
@@ -158,6 +206,17 @@ _OPPOSITES = tuple(map(frozenset, map(str.split, (
     "more less fewer", "inside outside", "before after", "ahead behind", "ago later", "faster slower", "taller shorter",
 ))))  # fmt: skip
 """words behind a number of which one is not another"""
+_ALTERING = frozenset(re.findall(
+    "[a-z]+",
+    "factorial lakh lakhs crore crores myriad tenths hundredths thousandths millionths billionths permille basis",
+))  # fmt: skip
+_ALTERING_AT_THE_END = (SMALL.keys() - {"one"}) | frozenset(re.findall(
+    "[a-z]+",
+    "below doubled tripled quadrupled halved inverse reciprocal root squared cubed negative repeating recurring wrong "
+    "incorrect least most",
+))  # fmt: skip
+"""words behind a number that make it another, or none"""
+_WORDS = re.compile(r"(?<!\\)\b[a-z]+")
 _COUNTED = re.compile(
     rf"{_NUMBER}(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm|mbox|textrm)\s*\{{)?"
     r"\s*([A-Za-z]+(?:[\s-]+[A-Za-z]+){0,5})\.?\s*\}?"
@@ -184,9 +243,11 @@ _DEGREE_SIGN = re.compile(
 _SCALE = re.compile(r"(?:°|\\circ)[\s}~]*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])(?![A-Za-z])")
 _CURRENCY = re.compile(r"\\\$|(?<![\w$])\$(?=\s*[0-9])|[€£¥₹]")
 _CLOCK = re.compile(
-    r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-5][0-9]))?(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm)\s*\{\s*)?"
+    r"(?P<hour>[0-9]{1,2})(?:[:.](?P<minute>[0-5][0-9]))?(?:[\s~]|\\[ ,;])*(?:\\(?:text|mathrm)\s*\{\s*)?"
     r"(?:(?P<half>[apAP])\.?\s*[mM]\.?)?\s*\}?"
 )
+_HOURS = {"noon": "12:00 pm", "12 noon": "12:00 pm", "midnight": "12:00 am", "12 midnight": "12:00 am"}
+_HOURS |= {f"{hour} o'clock": f"{hour}:00" for hour in range(1, 13)}
 _WITH_UNIT = re.compile(
     r"(?P<number>.+?)(?:[\s~]|\\[ ,;])*(?P<text>\\(?:text|mathrm|mbox|textrm)\s*\{[\s~]*|(?<=[0-9}\s]))"
     r"(?P<name>(?:square |cubic )?[A-Za-z]{1,12}(?:/[a-z]{1,2})?)\.?\s*(?(text)\}?)(?:\s*\^\s*\{?(?P<power>[23])\}?)?"
@@ -198,6 +259,7 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
 
     math-verify drops units, so that 5 kg would pass for 5 g.
     """
+    given, reference = (re.sub(r"(?i)\bsq\. ", "square ", text) for text in (given, reference))
     for words, short in _SPEEDS:
         given, reference = words.sub(short, given), words.sub(short, reference)
     if _contradict(given, reference):
@@ -206,6 +268,8 @@ def same_units(given: str, reference: str) -> tuple[str, str] | None:
     measured, wanted = _measure(given), _measure(reference)
     if (measured is None) != (wanted is None):  # beside 90 min, 1.5 h is no product
         measured, wanted = measured or _measure(given, letters=True), wanted or _measure(reference, letters=True)
+    if wanted is None and measured and measured[1] == ("money", 1) and _amounts(given) and _PLAIN.fullmatch(reference):
+        reference, wanted = f"\\${reference}", _measure(f"\\${reference}")  # 5 dollars and 25 cents for 5.25
     if measured is None or wanted is None:
         return given, reference
     (number, kind, size), (plain, other, unit) = measured, wanted
@@ -240,7 +304,8 @@ def _amounts(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
     total, kinds, place = Fraction(0), set(), 0
     parts = list(_AMOUNT.finditer(answer))
     for part in parts:
-        unit = _UNITS.get(part["name"]) or _UNITS.get(part["name"].lower().removesuffix("s"))
+        name = "min" if part["name"] == "m" and kinds == {"time"} else part["name"]  # 1h 30m
+        unit = _UNITS.get(name) or _UNITS.get(name.lower().removesuffix("s"))
         if unit is None or part.start() != place:
             return None
         total += Fraction(part["number"].replace(",", "")) * unit[1]
@@ -273,8 +338,18 @@ def _contradict(given: str, reference: str) -> bool:
         marked, wanted = ({mark.lstrip("\\") for mark in marks.findall(text)} for text in (given, reference))
         if marked and wanted and marked != wanted:
             return True
-    marked, wanted = (set(re.findall(r"(?<!\\)\b[a-z]+", text.lower())) for text in (given, reference))
+    marked, wanted = (set(_WORDS.findall(text.lower())) for text in (given, reference))
+    if _altering(given) - wanted or _altering(reference) - marked:
+        return True
     return any(marked & group and wanted & group and marked & group != wanted & group for group in _OPPOSITES)
+
+
+def _altering(answer: str) -> set[str]:
+    """Those words behind a number that make it another: math-verify drops them all, as it does units."""
+    words = _WORDS.findall(answer.lower()) if re.search("[0-9]", answer) else []
+    at_the_end = words[-1:] if re.search(r"[A-Za-z][\s.}]*$", answer) else []
+    squares = {"squared", "cubed"} if len(words) > 1 else set()  # of units
+    return {*words} & _ALTERING | {*at_the_end} & (_ALTERING_AT_THE_END - squares)
 
 
 def _other_things(given: str, reference: str) -> bool:
@@ -327,7 +402,10 @@ def _other_points(given: str, reference: str) -> bool:
 
 def same_time(given: str, reference: str) -> bool | None:
     """Whether two times of day of which one says am or pm are the same; None if they are no such."""
-    clocks = [_CLOCK.fullmatch(text) for text in (given, reference)]
+    clocks = [
+        _CLOCK.fullmatch(_HOURS.get(text.lower().strip(" }").removeprefix("\\text{").strip(), text))
+        for text in (given, reference)
+    ]
     if None in clocks or not any(clock and clock["half"] for clock in clocks):
         return None
     minutes, sure = [], True

@@ -1,4 +1,4 @@
-"""Numbers in words as digits: `seven`, `two hundred and five`, `two and a half`, `three point five`, `half a dozen`.
+"""Numbers in words as digits: `seven`, `two hundred and five`, `two and a half`, `half a dozen`, `twice 5`, `a pair`.
 
 String work only. A number may be followed by what is counted (`five apples`) or by `percent`. What can be read in two
 ways is left as it stands, such as `two hundred and five thousandths`.
@@ -17,7 +17,7 @@ _ONES = (
 _TENS = {
     w: 10 * n for n, w in enumerate(re.findall("[a-z]+", "twenty thirty forty fifty sixty seventy eighty ninety"), 2)
 }
-_SMALL = {word: number for number, word in enumerate(re.findall("[a-z]+", _ONES))} | _TENS
+SMALL = {word: number for number, word in enumerate(re.findall("[a-z]+", _ONES))} | _TENS
 _ORDINALS = (
     "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
     "sixteenth seventeenth eighteenth nineteenth twentieth"
@@ -25,9 +25,27 @@ _ORDINALS = (
 _PARTS = {word: number for number, word in enumerate(re.findall("[a-z]+", _ORDINALS), 2)}
 _PARTS |= {"fourth": 4, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
 _PLURALS = {f"{word}s": number for word, number in _PARTS.items() if word != "half"} | {"halves": 2}
-_OF_NUMBERS = {*_SMALL, *MULTIPLIERS, *_PARTS, *_PLURALS, "dozen", "minus", "negative", "point", "a", "and"}
+_OF_NUMBERS = {*SMALL, *MULTIPLIERS, *_PARTS, *_PLURALS, "dozen", "minus", "negative", "point", "a", "and"}
 _IN_WORDS = re.compile(r"(?:\\(?:text|mathrm|textbf|mbox)\s*\{)?\s*([A-Za-z]+(?:(?:\s+|-)[A-Za-z]+){0,11})[\s.]*\}?")
-_PERCENT = re.compile(r"(?<=[0-9])\s+per ?cent$")
+_TEXT = r"(?:\\(?:text|mathrm|mbox)\s*\{)?\s*"
+_WITH_DIGITS = tuple(
+    (re.compile(pattern), digits)
+    for pattern, digits in (
+        (r"(?<=[0-9])\s+p(?:er ?cent|ct)\.?$", r"\\%"),
+        (rf"^{_TEXT}(?:a|one) (?:pair|couple)\s*\}}?$", "2"),
+        (rf"^{_TEXT}(?:twice|double)\s*\}}?\s*([0-9.]{{1,20}})$", r"2 \\cdot \1"),
+        (rf"^{_TEXT}(?:thrice|triple)\s*\}}?\s*([0-9.]{{1,20}})$", r"3 \\cdot \1"),
+        (rf"^{_TEXT}(?:a |one )?half of\s*\}}?\s*([0-9]{{1,20}})$", r"\\frac{\1}{2}"),
+        (rf"^([0-9]{{1,20}})\s*{_TEXT}squared\s*\}}?$", r"\1^2"),
+        (rf"^([0-9]{{1,20}})\s*{_TEXT}cubed\s*\}}?$", r"\1^3"),
+        (rf"^([0-9]{{1,9}})\s*{_TEXT}factorial\s*\}}?$", r"\1!"),
+        (rf"^([0-9]{{1,9}})\s*{_TEXT}tenths?\s*\}}?$", r"\\frac{\1}{10}"),
+        (rf"^([0-9]{{1,9}})\s*{_TEXT}hundredths?\s*\}}?$", r"\\frac{\1}{100}"),
+        (rf"^([0-9]{{1,9}})\s*{_TEXT}thousandths?\s*\}}?$", r"\\frac{\1}{1000}"),
+        (rf"^(-?[0-9]{{0,9}}\.)([0-9])\s*{_TEXT}(?:repeating|recurring)\s*\}}?$", r"\1\\overline{\2}"),
+    )
+)
+_IN_BOTH = re.compile(r"([0-9]{1,9}) \(([A-Za-z][A-Za-z -]{0,60})\)|([A-Za-z][A-Za-z -]{0,60}) \(([0-9]{1,9})\)")
 _NO_NAMES = frozenset(
     re.findall("[a-z]+", "an at by for from in into is no not of on one or out over per plus than times to")
 )
@@ -36,7 +54,11 @@ _NO_NAMES = frozenset(
 
 def in_digits(answer: str) -> str:
     """An answer that is a number in words, or begins with one, with that number in digits; another as it stands."""
-    answer = _PERCENT.sub(r"\\%", answer)
+    for pattern, digits in _WITH_DIGITS:
+        answer = pattern.sub(digits, answer)
+    if both := _IN_BOTH.fullmatch(answer):  # 5 (five)
+        number, text = both[1] or both[4], both[2] or both[3]
+        return number if in_digits(text) == number else answer
     match = _IN_WORDS.fullmatch(answer)
     if match is None:
         return answer
@@ -75,7 +97,7 @@ def _value(names: list[str]) -> Fraction | None:
         return value and value * (12 if last == "dozen" else 10 ** MULTIPLIERS[last])
     if "point" in before:
         place = names.index("point")
-        whole, digits = _whole(names[:place]), [_SMALL.get(name, 10) for name in names[place + 1 :]]
+        whole, digits = _whole(names[:place]), [SMALL.get(name, 10) for name in names[place + 1 :]]
         return Fraction(f"{whole}.{''.join(map(str, digits))}") if whole is not None and max(digits) < 10 else None
     if last not in _PARTS and last not in _PLURALS:
         whole = _whole(names)
@@ -97,11 +119,11 @@ def _whole(names: list[str]) -> int | None:
     total, current, room = 0, 0, 0  # room: below what the next word of the part must be
     for place, name in enumerate(names):
         previous = names[place - 1] if place else ""
-        if name in _SMALL and (
-            not place or previous in ("and", *MULTIPLIERS) or (previous in _TENS and 0 < _SMALL[name] < 10)
+        if name in SMALL and (
+            not place or previous in ("and", *MULTIPLIERS) or (previous in _TENS and 0 < SMALL[name] < 10)
         ):
-            current += _SMALL[name]
-        elif name == "hundred" and 0 < _SMALL.get(previous, 0) < 20:
+            current += SMALL[name]
+        elif name == "hundred" and 0 < SMALL.get(previous, 0) < 20:
             current *= 100
         elif name in MULTIPLIERS and name != "hundred" and current and (room == 0 or MULTIPLIERS[name] < room):
             room = MULTIPLIERS[name]

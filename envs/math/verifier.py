@@ -24,6 +24,7 @@ from mafrt.envs.math.answers import (
     comparable,
     counted,
     extract_answer,
+    in_english,
     plain_number,
     quick_verdict,
     same_bases,
@@ -98,7 +99,7 @@ class Verifier:
                 given, reference = without_labels(given, reference)
                 given, reference = in_digits(given), in_digits(reference)
                 given, reference = counted(given, reference), counted(reference, given)
-                given = as_mixed_number(given, reference)
+                given = as_mixed_number(in_english(given, reference), reference)
             if "%" in given and plain_number(reference) is not None and asks_for_percent(problem):
                 given = given.removesuffix("%").removesuffix("\\")
             plain = (given, reference) if given == reference else same_bases(given, reference)
