@@ -6,10 +6,7 @@ file name much later; a pipe or device would never end. Both are settled here, b
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,17 +31,10 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"data file {path} cannot be read: it does not exist") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); give a regular file") from error
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    most = MOST_MIB * 2**20
     try:
-        with gzip.open(io.BytesIO(content)) as file:
-            content = file.read(most + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{path} cannot be unpacked by gzip ({error_line(error)}); fetch it again") from error
-    if len(content) > most:
-        raise DataError(f"{path} is larger than {MOST_MIB} MiB when unpacked; give a part of it")
-    return content
+        return reading.unpacked(content, most_mib=MOST_MIB)
+    except OSError as error:
+        raise DataError(f"{path} {error.strerror}") from error
 
 
 def read_text(path: Path) -> str:
@@ -101,7 +91,9 @@ def file_records(path: Path) -> Records:
     if suffix == ".parquet":
         return _parquet_records(path)
     if suffix not in SUFFIXES and path.is_file():  # of what is none, reading it says so
-        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+        raise DataError(
+            f"{path}: unknown kind of file {suffix or path.suffix!r}; expected one of {', '.join(SUFFIXES)}"
+        )
     text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: is empty; expected records")

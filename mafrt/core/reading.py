@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import json
 import os
 import re
 import stat
 import tempfile
+import zlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -50,6 +52,21 @@ def read_file(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> by
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most_mib:g} MiB", str(path))
+    return content
+
+
+def unpacked(content: bytes, *, most_mib: float = MOST_MIB) -> bytes:
+    """The content of a file that gzip may have packed. Raises OSError, whose `strerror` says what to do."""
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    most = int(most_mib * 2**20)
+    try:
+        with gzip.open(io.BytesIO(content)) as file:
+            content = file.read(most + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise OSError(errno.EINVAL, f"cannot be unpacked by gzip ({error}); fetch it again") from error
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most_mib:g} MiB when unpacked; give a part of it")
     return content
 
 

@@ -22,7 +22,7 @@ from mafrt.config.schema import Checked, Count, unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import DataError
 from mafrt.core.hf_datasets import dataset_rows, is_dataset
-from mafrt.core.reading import read_file
+from mafrt.core.reading import read_file, unpacked
 from mafrt.core.seeding import permutation
 from mafrt.core.text import brief, clean_deep, error_line, keys_of
 from mafrt.core.types import Observation, Stop, Turn
@@ -191,6 +191,10 @@ def lines(path: Path, *, growing: bool = False) -> Iterator[tuple[str, dict[str,
     except OSError as error:
         runs = ", or a run by --episodes_path" if path.is_dir() else ""
         raise DataError(f"{path} cannot be read ({error.strerror}); give a file of JSON lines{runs}") from error
+    try:
+        content = unpacked(content, most_mib=MOST_MIB)
+    except OSError as error:
+        raise DataError(f"{path} {error.strerror}") from error
     for number, raw in enumerate(io.BytesIO(content), start=1):
         if raw.strip() and not (growing and not raw.endswith(b"\n")):
             yield f"{path}, line {number}", _object(f"{path}, line {number}", raw, first=number == 1)

@@ -161,6 +161,14 @@ def test_a_packed_folder_is_read_file_by_file(tmp_path):
     assert [task.id for task in math.load_tasks(tmp_path)] == ["a.jsonl.gz:0"]
 
 
+def test_packed_records_are_learnt_from(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(packed := gzip.compress(b'{"prompt": "1+2", "response": "3"}'))
+    assert [answer.text for (answer,) in read_answers([tmp_path / "a.jsonl.gz"], ("response",), None)] == ["3"]
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:20])
+    with pytest.raises(DataError, match=r"cut.jsonl.gz cannot be unpacked by gzip"):
+        read_answers([tmp_path / "cut.jsonl.gz"], ("response",), None)
+
+
 def test_a_packed_file_that_cannot_be_used_is_one_sentence(tmp_path, monkeypatch):
     path, whole = tmp_path / "x.jsonl.gz", gzip.compress(b" " * 3 * 2**20)
     for broken in (whole[: len(whole) // 2], b"\x1f\x8b nonsense", whole[:-8] + b"12345678"):
