@@ -93,6 +93,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             path.rename(old)
         draft.rename(path)
         shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # that of a full disk names no file
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

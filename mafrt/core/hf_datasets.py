@@ -51,7 +51,9 @@ def dataset_rows(source: Any, split: str = "train") -> Iterator[tuple[str, dict[
 
 def write_dataset(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Write rows of equal fields as a `Dataset`, whole or not at all. Raises MissingExtraError."""
-    made = load_datasets().Dataset.from_list([dict(row) for row in rows])
+    datasets = load_datasets()
+    datasets.disable_progress_bars()
+    made = datasets.Dataset.from_list([dict(row) for row in rows])
     with new_folder(folder) as draft:
         made.save_to_disk(str(draft))
 

@@ -215,6 +215,8 @@ def is_file_writable(file: Path) -> str | None:
     """None if `file` can be written, in a folder that exists; else the reason why not."""
     if file.is_dir():
         return "it is a folder"
+    if file.exists() and not file.is_file():  # root would put a file in the place of /dev/null
+        return "it is a device or a pipe"
     if not file.parent.is_dir():
         return f"there is no {file.parent}"
     return "its name holds control characters" if has_controls(file.name) else is_writable(file.parent)

@@ -20,8 +20,9 @@ def demonstrations_file(settings: Settings) -> Path:
     """The file that is asked for. Raises ConfigError if it is a folder, or no episodes are asked for."""
     path, episodes = Path(settings["demonstrations"]).expanduser(), settings["demonstration_episodes"]
     check_number("demonstration_episodes", episodes, least=1)
-    if path.is_dir():
-        raise ConfigError(f"demonstrations {path} is a folder; name a file.")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a pipe"
+        raise ConfigError(f"demonstrations {path} is {kind}; name a file.")
     if (why := is_writable(path.parent)) is not None:
         raise ConfigError(f"demonstrations {path} cannot be written ({why}); name a file elsewhere.")
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,19 @@ def on_cluster() -> tuple[list[str], dict[str, Any]]:
     return flags, asked
 
 
-def interrupted(error: KeyboardInterrupt, command: Command, run_dir: Path) -> str | None:
-    """What a second Ctrl-C leaves: the last checkpoint and how to go on with it; None if there is none."""
+def interrupted(error: KeyboardInterrupt, command: Command, run_dir: Path) -> int | None:
+    """Say what a second Ctrl-C leaves, the last checkpoint, and how to go on with it. The exit code; None without one.
+
+    A third waits until that is said, and ends the process without a word from then on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     steps = [step for step, _ in candidates(run_dir / "checkpoints")]
-    if not steps:
-        return None
-    return (
-        f"Stopped by {source_of(error)[0]}; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
-        f"Go on with: {go_on(command, run_dir)}"
-    )
+    by, code = source_of(error)
+    if steps:
+        told = f"Stopped by {by}; {run_dir} holds the checkpoint of iteration {max(steps)}."
+        print(f"{told}\nGo on with: {go_on(command, run_dir)}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL if steps else signal.default_int_handler)
+    return code if steps else None
 
 
 def go_on(command: Command, run_dir: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from mafrt.config.schema import Checked, Count
 from mafrt.config.team import Team
 from mafrt.config.train_config import AdapterConfig, LearnConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
-from mafrt.core.signals import source_of
 from mafrt.core.text import counted
 from mafrt.runners.checks import check_window
 from mafrt.runners.identity import Provenance
@@ -195,9 +193,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
             terminal.close()
         return _close(command, summary, source.team, run_dir)
     except KeyboardInterrupt as error:
-        if told := interrupted(error, command, run_dir):
-            print(told, file=sys.stderr)
-            return source_of(error)[1]
+        if (code := interrupted(error, command, run_dir)) is not None:
+            return code
         raise
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.extras import package
-from mafrt.core.signals import StopRequest, source_of
+from mafrt.core.signals import StopRequest
 from mafrt.core.text import counted, error_line
 from mafrt.engines.checks import TOKEN as VLLM_TOKEN
 from mafrt.environment.registry import REMOTE
@@ -120,9 +120,8 @@ def train_on_ray(command: Command, argv: Sequence[str], settings: Settings, run_
             layout = layout_of([node for node in ray.nodes() if node["Alive"]], scale, settings["device"])
             return Launcher(ray, command, argv, settings, layout, run_dir.absolute(), stop).run()
     except KeyboardInterrupt as error:
-        if told := interrupted(error, command, run_dir):
-            print(told, file=sys.stderr)
-            return source_of(error)[1]
+        if (code := interrupted(error, command, run_dir)) is not None:
+            return code
         raise
     finally:
         ray.shutdown()

@@ -145,7 +145,7 @@ class RayNode:
             stderr=subprocess.PIPE if out == subprocess.PIPE else subprocess.STDOUT,
             text=True,
             errors="replace",
-            preexec_fn=_dies_with_parent(),
+            preexec_fn=_as_from_a_shell(),
         )
         self._processes.append(process)
         return process
@@ -155,8 +155,20 @@ class RayNode:
             self._lines.put((number, line))
 
 
-def _dies_with_parent() -> Callable[[], object] | None:
+def _as_from_a_shell() -> Callable[[], None] | None:
+    """What a process does before it becomes another: it ends with its parent, and hears the signals that end a run.
+
+    Ray blocks Ctrl-C in all that it starts, and a cluster that was started by `nohup` ignores SIGHUP.
+    """
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)  # loaded here, since a fork of a process with threads should do little
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
+
+    return prepare

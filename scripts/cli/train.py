@@ -16,7 +16,6 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
-from mafrt.core.signals import source_of
 from mafrt.core.text import counted
 from mafrt.core.threads import ThreadWatch
 from mafrt.runners.algorithm import resolve_rule
@@ -153,9 +152,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         processes.close()
         return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
     except KeyboardInterrupt as error:
-        if processes.main and (told := interrupted(error, command, run_dir)):
-            say(told, file=sys.stderr)
-            return source_of(error)[1]
+        if processes.main and (code := interrupted(error, command, run_dir)) is not None:
+            return code
         raise
 
 

@@ -17,10 +17,10 @@ import yaml
 
 from mafrt.config.setting_synonyms import synonym, synonyms
 from mafrt.config.team import Team
-from mafrt.core.atomic_files import load_json, write_atomic
+from mafrt.core.atomic_files import load_json, new_folder, write_atomic
 from mafrt.core.errors import CheckpointError, ConfigError
-from mafrt.core.reading import parse_json, parse_yaml, read_file
-from mafrt.scripts import evaluate, train, train_math, train_sft
+from mafrt.core.reading import is_file_writable, parse_json, parse_yaml, read_file
+from mafrt.scripts import evaluate, train, train_dsbench, train_math, train_sft
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.values import read_yaml
@@ -292,6 +292,20 @@ def test_a_limit_of_the_process_is_named_with_what_lifts_it(capsys, tmp_path, nu
         assert run_main(main, argv) == 2 and advice in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=f"earlier checkpoints are untouched: .*{advice}.*, then go on"):
         checkpoint.save(tmp_path, 1, {"x": lambda path: main([])})
+
+
+def test_a_full_disk_names_the_folder_that_is_made(tmp_path):
+    with pytest.raises(OSError) as met, new_folder(tmp_path / "made"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert met.value.filename == str(tmp_path / "made")
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(capsys, tmp_path):
+    """Root would replace /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    assert is_file_writable(tmp_path / "pipe") == "it is a device or a pipe"
+    said = refused(capsys, train_dsbench.main, "--demonstrations", tmp_path / "pipe")
+    assert "is a device or a pipe; name a file" in said
 
 
 def test_what_a_disk_refuses_to_a_thread_is_one_sentence(capsys, monkeypatch):

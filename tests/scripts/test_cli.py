@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import runpy
 import shlex
@@ -33,7 +34,7 @@ from mafrt.envs.workflows.registry import WORKFLOWS
 from mafrt.scripts import bench, check_env, collect, evaluate, info, show, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.go_on import go_on
+from mafrt.scripts.cli.go_on import go_on, interrupted
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, train_config
@@ -980,3 +981,15 @@ def test_a_panic_of_a_tokenizer_is_one_sentence(capsys):
 
     assert run_main(body, []) == 2
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+
+
+def test_a_third_ctrl_c_waits_until_it_is_told_what_is_saved(tmp_path, monkeypatch, capsys):
+    (tmp_path / "checkpoints/step_000003").mkdir(parents=True)
+    monkeypatch.setattr("mafrt.scripts.cli.go_on.flags_needed", lambda _: os.kill(os.getpid(), signal.SIGINT) or [])
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        code = interrupted(KeyboardInterrupt(), train_math.COMMAND, tmp_path)
+    finally:
+        then = signal.signal(signal.SIGINT, before)
+    assert code == 130 and then == signal.SIG_DFL
+    assert "holds the checkpoint of iteration 3" in capsys.readouterr().err
