@@ -100,10 +100,11 @@ class Checkpoints:
 
     # ----------------------------------------------------------------------------------------------------------- runs
 
-    def begin(self, run: str, about: Mapping[str, Any]) -> None:
-        """Record a new run."""
-        self._run(run).mkdir(exist_ok=True)
-        save_json(self._run(run) / RUN, dict(about))
+    def begin(self, run: str, about: Mapping[str, Any], *, again: bool = False) -> None:
+        """Record a new run, or `again` one whose record is gone."""
+        if not (again and (self._run(run) / RUN).is_file()):
+            self._run(run).mkdir(parents=True, exist_ok=True)
+            save_json(self._run(run) / RUN, dict(about))
 
     def about(self, run: str, owner: str) -> dict[str, Any]:
         """What `begin` recorded. Raises RefusedError (404) if there is none, or it is somebody else's."""

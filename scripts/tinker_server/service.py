@@ -82,6 +82,8 @@ class Model:
     results: dict[int, Result] = field(default_factory=dict)
     created: Result | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] | None = None
+    """what is recorded of it, as long as its weights are in memory"""
     unsaved: set[Future[Any]] = field(default_factory=set)
     """requests in the trainer that no save follows: nobody would see what they do once the session has ended"""
 
@@ -422,7 +424,8 @@ class Service:
                 else:
                     self._load(adapter, place, owner, bool(moments))
                 about = {"owner": owner, "created": time.time(), "base": self.names[0], "shape": vars(shape)}
-                self.checkpoints.begin(name, {**about, "metadata": model.metadata})
+                model.about = {**about, "metadata": model.metadata}
+                self.checkpoints.begin(name, model.about)
             except BaseException:
                 self.slots.give(shape, slot)
                 raise
@@ -507,6 +510,8 @@ class Service:
 
         def make() -> Any:
             place = place_of(model.id, kind, messages.text_of(body, "path", f"{seq:06d}"))
+            if model.about is not None:  # a folder that was removed meanwhile must not cost what is in memory
+                self.checkpoints.begin(model.id, model.about, again=True)
             overwrite = body.get("overwrite") is True
             self.checkpoints.refuse_taken(place, owner, overwrite=overwrite)
             life = body.get("ttl_seconds")

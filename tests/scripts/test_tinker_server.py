@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -597,6 +598,16 @@ def test_a_full_disk_begins_no_run_and_costs_no_place(served, monkeypatch):
             client.model()
     monkeypatch.undo()
     assert client.model()
+
+
+def test_a_folder_that_was_removed_costs_nothing_that_is_in_memory(served):
+    client = Client(served)
+    model = client.model()
+    lost = client.save(model, "a")
+    shutil.rmtree(served.service.checkpoints.folder)
+    assert client.from_state(client.save(model, "b")) and client.model()
+    with pytest.raises(RefusedByServerError, match="no checkpoint"):
+        client.from_state(lost)
 
 
 def test_a_server_that_was_killed_while_it_wrote_has_the_checkpoint_before(tmp_path):
