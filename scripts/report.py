@@ -105,6 +105,8 @@ def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
             # Only a report is replaced: a mistyped name must not cost another file.
             if file.read(len(MARK)) != MARK.encode():
                 raise ConfigError(f"output {target} exists and is no report; give another file name.")
+    elif target.suffix.lower() not in ("", ".html", ".htm"):
+        raise ConfigError(f"output {target}: a report is a page of HTML; name it {target.with_suffix('.html')}.")
     return target
 
 

@@ -301,7 +301,7 @@ def _measure(answer: str, letters: bool = False) -> tuple[str, tuple[str, int], 
 
 def _amounts(answer: str) -> tuple[str, tuple[str, int], Fraction] | None:
     """The sum of `3 hours 30 minutes` as a number of the smallest; None for anything else."""
-    total, kinds, place = Fraction(0), set(), 0
+    total, place, kinds = Fraction(0), 0, set[str]()
     parts = list(_AMOUNT.finditer(answer))
     for part in parts:
         name = "min" if part["name"] == "m" and kinds == {"time"} else part["name"]  # 1h 30m

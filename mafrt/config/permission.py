@@ -24,6 +24,21 @@ from mafrt.core.errors import ConfigError
 REMEDY = "type the setting yourself, or --trust_run if you know whose run this is"
 COMMANDS = frozenset({"command", "env_python"})
 """settings, and arguments of environments, that are run as a command"""
+OF_A_CALL = frozenset(
+    {
+        "output",
+        "overwrite",
+        "record_dir",
+        "run_dir",
+        "set_aside",
+        "demonstrations",
+        "push_to_hub",
+        "public",
+        "host",
+        "port",
+    }
+)
+"""settings of one call: what it writes and who may reach it. No run records them, so a run's file decides none"""
 _ADDRESS = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://([^\s/?#]*)", re.IGNORECASE)
 """Anywhere in a text, as a mixture holds several; the hosts, of which `grpc://a:1,b:2/x` has two."""
 

@@ -173,6 +173,8 @@ class Command:
         """
         argv = self._with_words(argv)
         _permit(argv)
+        if below is not None:
+            below = {name: value for name, value in below.items() if name not in permission.OF_A_CALL}
         algorithm = self._named_algorithm(argv, below or {})
         words, known = [underscored(word) for word in argv], self.settings(algorithm)
         parser = self.parser(algorithm)
@@ -310,6 +312,8 @@ def _refuse_demands(
                 f"trust_remote_code is on in {where}, and a file is no permission to run a model's own code; type "
                 "--trust_remote_code if you have read that code, or --no-trust_remote_code."
             )
+    if run is not None and (own := sorted(permission.OF_A_CALL & stored.keys() - {*flags})):
+        raise ConfigError(f"{config}, a run's file, holds {own[0]}, which only you decide; type --{own[0]}.")
     of_run = ({*below} - {*stored}) | ({*stored} if run is not None else set())
     asked = {name: values[name] for name in of_run - {*flags} if name in values}
     permission.refuse_demands(asked, f"the run {run}" if run is not None else "the run's args.yaml")

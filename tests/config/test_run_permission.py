@@ -367,3 +367,19 @@ def test_a_run_names_no_cluster_of_another_machine(address):
 def test_parts_of_python_are_never_objects_of_ours(name):
     with pytest.raises(ConfigError):
         load_object(name)
+
+
+@pytest.mark.slow
+def test_no_run_decides_what_a_command_writes_or_who_may_reach_it(run, capsys, tmp_path):
+    mine, records = tmp_path / "mine.json", tmp_path / "records"
+    mine.write_text("mine")
+    change(run, output=str(mine), overwrite=True, record_dir=str(records), host="0.0.0.0")
+    untouched(run, capsys, *players(run)[:3])
+    assert mine.read_text() == "mine" and not records.exists()
+    settings = yaml.safe_load((run / "args.yaml").read_text())
+    (run / "args.yaml").write_text(yaml.safe_dump({"output": str(mine), "k": 1}))
+    [said] = untouched(run, capsys, (evaluate.main, "--config", run / "args.yaml", "--tasks", "1"))
+    assert "holds output, which only you decide; type --output" in said and mine.read_text() == "mine"
+    (run / "args.yaml").write_text(yaml.safe_dump({**settings, "run_dir": str(records), "set_aside": True}))
+    untouched(run, capsys, (train_math.main, "--load_path", run, "--iterations", "2"))
+    assert not records.exists()

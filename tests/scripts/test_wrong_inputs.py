@@ -76,6 +76,7 @@ train --program prog.py:                                        | both parts are
 evaluate ./run                                                  | as in --load_path ./run
 evaluate --load_path run --output /nope/dir/x.json              | a folder that exists
 report run --output /nope/x/y.html                              | cannot be written
+report run --output report.pdf                                  | a page of HTML; name it report.html
 report run/metrics.jsonl                                        | is a file
 show run --limit 0                                              | at least 1
 show run --episode -1                                           | it has the episodes
