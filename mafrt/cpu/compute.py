@@ -150,14 +150,18 @@ def _adapted_by_runs(
     present = [k for k in routing.present if k in layer.pairs]
     if not present:
         return out
-    down, up = layer.stacked(routing, present, x.dtype)
     ranks = [layer.ranks[k] for k in present]
     counts = {count for _, count in runs}
-    if [k for k, _ in runs] == present and len(counts) == len(set(ranks)) == 1:
+    alike = [k for k, _ in runs] == present and len(counts) == len(set(ranks)) == 1
+    scalings = torch.tensor([layer.scalings[k] for k in present], dtype=x.dtype).view(-1, 1, 1)
+    if alike and torch.is_grad_enabled():
+        learnt = [p if routing.learns(k) else p.detach() for k in present for p in layer.pairs[k]]
+        return cast(Tensor, _AdaptedAlike.apply(x, out, scalings, *learnt))
+    down, up = layer.stacked(routing, present, x.dtype)
+    if alike:
         # Products of one shape are one call: a call for each costs more than its product where an adapter has few rows.
         rows, shape = x.reshape(len(runs), counts.pop(), layer.in_features), (len(runs), ranks[0])
-        low = torch.bmm(rows, down.view(*shape, -1).transpose(1, 2))
-        low = low * torch.tensor([layer.scalings[k] for k in present], dtype=x.dtype).view(-1, 1, 1)
+        low = torch.bmm(rows, down.view(*shape, -1).transpose(1, 2)) * scalings
         return out + torch.bmm(low, up.view(-1, *shape).permute(1, 2, 0)).view(out.shape)
     pairs = dict(zip(present, zip(down.split(ranks), up.split(ranks, 1), strict=True), strict=True))
     pieces = []
@@ -169,6 +173,31 @@ def _adapted_by_runs(
         else:
             pieces.append(part.new_zeros(count, layer.out_features))
     return out + torch.cat(pieces).view(out.shape)
+
+
+class _AdaptedAlike(torch.autograd.Function):
+    """`out + scaling_k B_k A_k x` of adapters of one rank, each with as many tokens as the others.
+
+    The gradients of many adapters are the most numbers of a pass over few tokens. Torch's own backward would make those
+    of all A and of all B in one block each, in another layout, and copy them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, scalings: Tensor, *pairs: Tensor) -> Tensor:
+        rows = x.reshape(len(scalings), -1, x.shape[-1])
+        down, up = (torch.cat(each).to(x.dtype).view(-1, *each[0].shape) for each in (pairs[::2], pairs[1::2]))
+        low = torch.bmm(rows, down.transpose(1, 2)).mul_(scalings)
+        ctx.save_for_backward(rows, scalings, down, up, low)
+        return torch.baddbmm(out.view(*rows.shape[:2], -1), low, up.transpose(1, 2)).view(out.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rows, scalings, down, up, low = ctx.saved_tensors
+        grad = grads[0].reshape(*rows.shape[:2], -1)
+        of_low = torch.bmm(grad, up).mul_(scalings)
+        of_x = torch.bmm(of_low, down).view(*grads[0].shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        of_pairs = zip(torch.bmm(of_low.transpose(1, 2), rows), torch.bmm(grad.transpose(1, 2), low), strict=True)
+        return of_x, grads[0], None, *(part for pair in of_pairs for part in pair)
 
 
 if library() is not None:

@@ -100,6 +100,14 @@ def test_adapters_of_one_shape_are_one_product(missing, monkeypatch):
     with reference():
         expected = grads(base, train, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    # Made in its parameter's layout, and so not copied: a gradient lies in one block with those of the others.
+    blocks = [own.untyped_storage().nbytes() // own.nbytes for own in found[1]]
+    assert missing or min(blocks) == 5
+    # Adapters that act and do not learn pass gradients on, and get none.
+    found = grads(base, ["a1", "a4"], torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    with reference():
+        expected = grads(base, ["a1", "a4"], torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4]))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_layer_that_gets_another_input_is_computed_for_it():
