@@ -46,7 +46,7 @@ class Adapter(AdapterShape):
 class AdaptedModel:
     """A model whose linear layers hold any number of LoRA adapters, by name.
 
-    A layer is wrapped when the first adapter targets it. Adapters are never removed.
+    A layer is wrapped when the first adapter targets it.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
@@ -251,8 +251,8 @@ class AdaptedModel:
                 "that it finds again; leave it out of --lora_targets"
             )
         self._tell_of_layers(name, layers, rank)
-        # Adapters are never removed, so the count is a stable index.
-        index = len(self.records)
+        # The first that is free: indices have no gaps once the place of a removed adapter is taken again.
+        index = min({*range(len(self.records) + 1)} - {record.index for record in self.records.values()})
         # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.
         shapes = self.linear_paths()
         for path, (layer_rank, scaling) in layers.items():
@@ -269,6 +269,19 @@ class AdaptedModel:
         compute_for((self.context.device or self.model.device).type).link(self.adapted_layers)
         self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
+        self._changed()
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter that no pass uses; the next one that is placed takes its index."""
+        record = self._record(name)
+        for path in record.layers:
+            layer = self.adapted_experts.get(path) or self.adapted_layers[path]
+            del layer.pairs[record.index], layer.ranks[record.index], layer.scalings[record.index]
+            if isinstance(layer, StackedLoRALinear):
+                for held in (layer.lora_A, layer.lora_B):
+                    if str(record.index) in held:  # not so where the base is sharded
+                        del held[str(record.index)]
+        del self.records[name], self.versions[name]
         self._changed()
 
     def _expert_layer(self, path: str) -> StackedLoRAExperts:

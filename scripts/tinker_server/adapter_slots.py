@@ -1,10 +1,12 @@
 """Places for adapters on the base, each of one shape, which training clients and samplers take and give back.
 
-A base never loses an adapter, so a place that is given back keeps its shape and takes the weights of the next one.
+A place that is given back keeps its shape and takes the weights of the next one; where all are taken, an idle one of
+another shape is made anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 from collections.abc import Iterator
@@ -67,6 +69,7 @@ class AdapterSlots:
         self._resident: list[Sampler] = []
         """samplers with a place, the least recently used first"""
         self._layers: dict[tuple[bool, bool], list[str]] = {}
+        self._numbers = itertools.count()
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -94,16 +97,21 @@ class AdapterSlots:
         """
         with self._lock:
             layers = self.layers(shape)
-            if not self._free.get(shape) and len(self.base.records) >= self.limits.slots:
+            full = len(self.base.records) >= self.limits.slots
+            if full and not any(self._free.values()):
                 self._evict(shape)
             if free := self._free.get(shape):
                 return free.pop()
-            if len(self.base.records) >= self.limits.slots:
+            spare = next(filter(None, self._free.values()), None) if full else None
+            if full and spare is None:
                 raise refused(
                     "all places for adapters are taken; end a session, or start the server with more --slots", 429
                 )
-            name = f"slot{len(self.base.records)}"
+            # A name of its own, for what is cached by names.
+            name = f"slot{next(self._numbers)}"
             with self.changing():
+                if spare is not None:
+                    self.base.remove_adapter(spare.pop())
                 scaling = ALPHA / shape.rank
                 self.base.place_adapter(name, shape.rank, ALPHA, dict.fromkeys(layers, (shape.rank, scaling)), seed=0)
             return name
@@ -183,15 +191,15 @@ class AdapterSlots:
                 sampler.saved = True  # nothing is written when it is evicted
 
     def _evict(self, shape: Shape) -> None:
-        """Take the place of the sampler of this shape that was not used for the longest time."""
-        idle = [each for each in self._resident if not each.users and each.shape == shape]
+        """Take the place of the sampler that was not used for the longest time, of this shape if there is one."""
+        idle = [each for each in self._resident if not each.users]
         if not idle:
             return
-        sampler = idle[0]
+        sampler = min(idle, key=lambda each: each.shape != shape)  # the first of these
         assert sampler.slot is not None
         if not sampler.saved:
             self.base.save_adapter(sampler.slot, sampler.folder)
             sampler.saved = True
         self._resident.remove(sampler)
-        self.give(shape, sampler.slot)
+        self.give(sampler.shape, sampler.slot)
         sampler.slot = None

@@ -406,7 +406,7 @@ def test_more_weights_than_places(tmp_path):
         for sampler, first in zip(samplers, firsts, strict=True):
             assert client.sample(sampler, prompt, params={"seed": 1}).sequences[0].logprobs == first
         others = [client.model(rank=4) for _ in range(1)]
-        with pytest.raises(RuntimeError, match="places"):
+        with pytest.raises(RefusedByServerError, match="places"):
             for _ in range(4):
                 others.append(client.model(rank=4))
     finally:
@@ -561,6 +561,28 @@ def test_a_session_that_ends_gives_its_places_back(tmp_path):
             with pytest.raises(RefusedByServerError) as error:
                 client.post("session_heartbeat", {"session_id": client.session})
             assert error.value.status == 410
+    finally:
+        server.close()
+
+
+def test_places_of_one_rank_are_made_anew_for_another(tmp_path):
+    """Snapshots take all places, and the next client's adapter has another shape; those before it sample as before."""
+    server = serving(tiny_base(), tmp_path, limits=replace(Limits(), slots=5))
+    try:
+        client, prompt, samplers = Client(server), ROWS[1][:9], []
+        for seed, rank in enumerate((4, 4, 2, 8)):
+            model = client.model(rank=rank, seed=seed)
+            client.learn(model, [datum(ROWS[0][:-1], ROWS[0][1:], weights=[1.0] * 23)])
+            client.step(model, **ADAM)
+            for _ in range(2):
+                samplers.append(client.snapshot(model))
+                client.learn(model, [datum(ROWS[0][:-1], ROWS[0][1:], weights=[1.0] * 23)])
+                client.step(model, **ADAM)
+            firsts = [client.sample(each, prompt, params={"seed": 1}).sequences[0].logprobs for each in samplers]
+            again = [client.sample(each, prompt, params={"seed": 1}).sequences[0].logprobs for each in samplers]
+            assert firsts == again and len(set(firsts)) == len(samplers)
+        indices = sorted(record.index for record in server.service.base.records.values())
+        assert indices == list(range(5))
     finally:
         server.close()
 
