@@ -128,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     server.service = Service(base, [NAME], NAME, Checkpoints(args.output / "checkpoints", 10), Limits())
     try:
         curves = {
-            "as it is": [rewards(args, server.url, RATE, seed) for seed in args.seeds],
-            "learning rate 0": [rewards(args, server.url, 0.0, seed) for seed in args.seeds],
+            "`rl_basic`": [rewards(args, server.url, RATE, seed) for seed in args.seeds],
+            "the same with `learning_rate=0`": [rewards(args, server.url, 0.0, seed) for seed in args.seeds],
         }
     finally:
         server.close()
