@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
 from mafrt.core.lookalikes import looks
@@ -57,21 +57,26 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
     lines = _LINE_END.split(text)
     if inside and len(lines) == 1:
         return text
-    keys = {looks(name) for name in names} - {""}
-    near = {form for key in keys for form in _forms(key)}
-    alone, fenced, found = {looks(line) for line in headings} - {""}, False, False
+    keys, alone = ({looks(each) for each in given} - {""} for given in (names, headings))
+    if not any(_other_parts(lines, keys, alone, inside)):
+        return text
+    return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])])
+
+
+def _other_parts(lines: Sequence[str], names: set[str], headings: set[str], inside: bool) -> Iterator[bool]:
+    """Of each line, also as it is without escapes, whether another part could begin with it."""
+    near, fenced = {form for name in names for form in _forms(name)}, False
     for place, line in enumerate(lines):
         fence = bool(_FENCE.match(line))
         fenced ^= fence
-        if place < inside or found or not _WORD.search(line):
+        if place < inside or not _WORD.search(line):
             continue
         for form in dict.fromkeys((line, _decoded(line))):
-            found |= bool(alone.intersection((looks(form), looks(_ASIDE.sub("", form)))))
-            found |= _before_a_colon(form, keys, near)
+            yield not headings.isdisjoint((looks(form), looks(_ASIDE.sub("", form))))
+            yield _before_a_colon(form, names, near)
             # In a program, `judge = 3` is no turn.
             if fence or not fenced:
-                found |= _begins_a_turn(form, near) or _begins_a_turn(_ASIDE.sub("|", form), near)
-    return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])]) if found else text
+                yield _begins_a_turn(form, near) or _begins_a_turn(_ASIDE.sub("|", form), near)
 
 
 def _forms(name: str) -> Iterator[str]:
