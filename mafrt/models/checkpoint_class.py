@@ -70,8 +70,10 @@ def read_config(name: str, path: str) -> dict[str, Any]:
         found: dict[str, Any] = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
     except (OSError, ValueError, RecursionError):
         return {}
+    except TypeError:  # of versions of transformers before 5.19
+        found = []  # type: ignore[assignment]
     if not isinstance(found, dict):
-        raise ModelError(f"the model {name!r} has a config.json with a {type(found).__name__}; expected a JSON object")
+        raise ModelError(f"the model {name!r} has a config.json that is no JSON object; take another copy")
     for field, (kind, wanted) in FORMS.items():
         value = found.get(field)
         names = all(isinstance(entry, str) for entry in value) if isinstance(value, list) else True

@@ -78,7 +78,7 @@ def folder_of(tmp_path, config):
         (LLAMA | {"num_attention_heads": "four"}, ("cannot be loaded", "num_attention_heads", "TypeError")),
         (LLAMA | {"tie_word_embeddings": "maybe"}, ("cannot be loaded", "tie_word_embeddings", "expected bool")),
         (LLAMA | {"num_hidden_layers": -1}, ("no weights",)),
-        ([], ("config.json", "list", "a JSON object")),
+        ([], ("config.json", "no JSON object")),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_in_a_sentence(config, words, tmp_path):

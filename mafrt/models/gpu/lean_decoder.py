@@ -149,6 +149,8 @@ class LeanModel(DecodeModel):
         """Tables `[positions, D]`: cos, and sin with the sign that `x cos + roll(x) sin` needs."""
         inner = self.base.inner
         ids = torch.arange(positions, device=self.base.device).unsqueeze(0)
+        if hasattr(inner.rotary_emb, "mrope_section"):  # of time, height and width, which older versions want told
+            ids = ids.expand(3, 1, -1)
         cos, sin = inner.rotary_emb(inner.norm.weight.new_empty(1, 1, 1), ids)
         half = cos.shape[-1] // 2
         return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), 1)
