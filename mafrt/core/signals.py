@@ -72,6 +72,9 @@ class StopRequest:
     ends: ClassVar[bool] = False
     """Whether the process is a command, which prints what was saved and ends."""
 
+    _coming = False
+    """Whether the signal that another process has had is still on its way to this one."""
+
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Any] = {}
         self._since: float | None = None
@@ -86,7 +89,8 @@ class StopRequest:
         A signal that was another process's reason is on its way to this one too, and may come when all is saved.
         """
         self._since = time.monotonic()
-        self._signalled = self._signalled or reason in SIGNALS
+        self._coming = reason in SIGNALS
+        self._signalled = self._signalled or self._coming
         self.reason, self.requested = reason, True
 
     def __enter__(self) -> StopRequest:
@@ -117,6 +121,9 @@ class StopRequest:
         # Runs between any two bytecodes of the main thread: no logging, no files, no locks.
         if self._since is None:
             self.request(signal.Signals(number).name)
+            self._coming = False
+        elif self._coming:  # the signal that was another process's reason, however late
+            self._coming = False
         elif number == signal.SIGINT and time.monotonic() - self._since > _ECHO_S:
             raise KeyboardInterrupt
 

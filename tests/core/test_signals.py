@@ -206,3 +206,15 @@ def test_a_program_that_calls_a_command_keeps_its_handlers():
         return 0
 
     assert run_main(body, []) == 0 and found == before
+
+
+def test_ctrl_c_that_another_process_had_first_is_no_second_one(monkeypatch):
+    """Under Ray the signal reaches the processes of a run up to a second apart."""
+    with StopRequest() as stop:
+        stop.request("SIGINT")
+        monkeypatch.setattr("mafrt.core.signals._ECHO_S", -1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
