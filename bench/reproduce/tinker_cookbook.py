@@ -79,8 +79,10 @@ def prepare(folder: Path) -> None:
     base, problems = folder / NAME, folder / "openai/gsm8k"
     for each in (base.parent, problems):
         each.mkdir(parents=True, exist_ok=True)
+    shipped = base_folder("teaching-base")
+    assert shipped is not None
     if not base.is_symlink():
-        base.symlink_to(base_folder("teaching-base"))
+        base.symlink_to(shipped)
     (problems / "README.md").write_text(CARD, encoding="utf-8")
     data = Path(mafrt.envs.math.__file__).parent / "data"
     for split in ("train", "test"):
