@@ -47,11 +47,11 @@ class Place:
         return f"tinker://{self.run}/{self.kind}/{self.name}"
 
 
-def place_of(run: str, kind: str, name: str) -> Place:
-    """Raises RefusedError for a name or id that could lead out of the folder."""
+def place_of(run: str, kind: str, name: str, asked: str = "") -> Place:
+    """Raises RefusedError, with the path that was asked for, for a name or id that could lead out of the folder."""
     if not RUN_ID.fullmatch(run) or kind not in KINDS or not NAME.fullmatch(name):
         raise refused(
-            f"{shortened(f'tinker://{run}/{kind}/{name}', 200)!r} is no path of this server; it has the form "
+            f"{shortened(asked or f'tinker://{run}/{kind}/{name}', 200)!r} is no path of this server; it has the form "
             "tinker://SESSION:train:NUMBER/weights/NAME or .../sampler_weights/NAME, NAME of letters, digits and ._-"
         )
     return Place(run, kind, name)
@@ -61,8 +61,8 @@ def parse_path(path: str) -> Place:
     """The place that a `tinker://` path names. Raises RefusedError."""
     parts = path.removeprefix("tinker://").split("/")
     if not path.startswith("tinker://") or len(parts) != 3:
-        return place_of(path, "", "")
-    return place_of(*parts)
+        parts = ["", "", ""]
+    return place_of(*parts, asked=path)
 
 
 class Checkpoints:

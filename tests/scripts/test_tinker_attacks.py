@@ -128,6 +128,13 @@ def test_paths_lead_nowhere_else(served, honest, path):
         refused(call, 400)
 
 
+def test_a_wrong_path_is_told_as_it_was_given(honest):
+    client, _ = honest
+    for path in ("file:///etc/passwd", "tinker://x/weights/a/b"):
+        with pytest.raises(RefusedByServerError, match=f"'{path}' is no path of this server"):
+            client.sampler(model_path=path)
+
+
 @pytest.mark.parametrize("name", ["..", "a/b", "../x", ".hidden", "a\\b/../c", "", "x" * 101, "a\n", "é"])
 def test_names_of_checkpoints_stay_in_their_folder(served, honest, name):
     client, model = honest
