@@ -60,9 +60,8 @@ def place_of(run: str, kind: str, name: str, asked: str = "") -> Place:
 def parse_path(path: str) -> Place:
     """The place that a `tinker://` path names. Raises RefusedError."""
     parts = path.removeprefix("tinker://").split("/")
-    if not path.startswith("tinker://") or len(parts) != 3:
-        parts = ["", "", ""]
-    return place_of(*parts, asked=path)
+    run, kind, name = parts if path.startswith("tinker://") and len(parts) == 3 else ("", "", "")
+    return place_of(run, kind, name, path)
 
 
 class Checkpoints:
