@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from mafrt.core.errors import ModelError
 from mafrt.core.types import Completion, Request
 from mafrt.engines import Engine, forget
-from mafrt.models.tensors import let_go, out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.engines.local.engine import LocalEngine
@@ -168,6 +167,8 @@ class EngineQueue:
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         """Give callers the error. Where memory ran out, those who have heard nothing yet wait for half as many rows."""
+        from mafrt.models.tensors import let_go, out_of_memory
+
         again: list[Job] = []
         if out_of_memory(error):
             let_go(error)
