@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from mafrt.core.text import error_line
 from mafrt.models.kv_cache import KVCache, KVLayer, PromptKV
+from mafrt.models.tensors import out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -151,5 +153,9 @@ def where_it_agrees(base: SharedBase, make: Callable[[SharedBase], T], agrees: C
             reason = "its results differ from the model's"
     except ValueError as error:
         reason = f"it does not cover {error}"
+    except Exception as error:  # what a family or version that is new raises means that it is not covered
+        if out_of_memory(error):
+            raise
+        reason = f"its check ended in {type(error).__name__}: {error_line(error)}"
     log.info("decoding %s through its own forward: the lean decoder is not used, %s", base.name, reason)
     return DecodeModel(base, reason)

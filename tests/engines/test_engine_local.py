@@ -519,6 +519,23 @@ def test_a_model_that_computes_something_else_is_noticed_at_the_start():
         LocalEngine(base, decoding="lean")
 
 
+@pytest.mark.parametrize("error", [IndexError("too many indices"), AttributeError("no rotary_emb")])
+def test_a_check_that_ends_in_an_error_means_that_the_model_decodes_as_it_is(error, monkeypatch, caplog):
+    def fails(*_):
+        raise error
+
+    requests = [Request(prompt(6), name, SamplingParams(5), seed=3) for name in NAMES[:2]]
+    wanted = LocalEngine(team_base(), decoding="expanded").generate(requests)
+    caplog.set_level("INFO")
+    monkeypatch.setattr(lean_decoder, "agrees", fails)
+    engine = LocalEngine(team_base())
+    assert engine.decoding == "expanded" and f"its check ended in {type(error).__name__}: {error}" in caplog.text
+    assert_same(engine.generate(requests), wanted)
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        LocalEngine(team_base())
+
+
 def test_weights_written_after_the_engine_was_made_are_used():
     base = tiny_base()
     engine = LocalEngine(base, decoding="lean")
