@@ -17,6 +17,8 @@ need("reasoning_gym")
 pytestmark = pytest.mark.takes(slow=80, fast=8)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", list(teams.KINDS))
 def test_both_sides_are_shown_the_same_right_texts(name, tmp_path):
     shown = {}
