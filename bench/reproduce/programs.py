@@ -10,11 +10,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import mafrt.envs.math
 from bench._tables import over_seeds
-from bench.reproduce._commands import run
+from bench.reproduce._commands import run, tabled
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED
 from mafrt.scripts import train
@@ -68,20 +69,12 @@ def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = parse(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    results = {}
-    for program in args.programs:
-        results[program] = [trained(args, program, seed) for seed in args.seeds]
-    text = table(results)
-    (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text}\n\nThe table is in {args.output}/table.md, the runs beside it.")
-    return 0
+def experiment(args: argparse.Namespace) -> str:
+    return table({program: [trained(args, program, seed) for seed in args.seeds] for program in args.programs})
+
+
+main = partial(tabled, parse=parse, make=experiment)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

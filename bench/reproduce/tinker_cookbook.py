@@ -16,10 +16,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import mafrt.envs.math
 from bench._tables import over_seeds
+from bench.reproduce._commands import tabled
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
 from mafrt.models.shared_base import SharedBase
@@ -118,28 +120,24 @@ def table(curves: Mapping[str, Sequence[Sequence[float]]]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = parse(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def experiment(args: argparse.Namespace) -> str:
     args.python, args.output = args.python.absolute(), args.output.absolute()
     prepare(args.output)
     server, base = TinkerServer(), SharedBase.load("teaching-base", dtype="float32")
     server.service = Service(base, [NAME], NAME, Checkpoints(args.output / "checkpoints", 10), Limits())
     try:
-        curves = {
-            "`rl_basic`": [rewards(args, server.url, RATE, seed) for seed in args.seeds],
-            "the same with `learning_rate=0`": [rewards(args, server.url, 0.0, seed) for seed in args.seeds],
-        }
+        return table(
+            {
+                "`rl_basic`": [rewards(args, server.url, RATE, seed) for seed in args.seeds],
+                "the same with `learning_rate=0`": [rewards(args, server.url, 0.0, seed) for seed in args.seeds],
+            }
+        )
     finally:
         server.close()
-    text = table(curves)
-    (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text}\n\nThe table is in {args.output}/table.md, the runs beside it.")
-    return 0
+
+
+main = partial(tabled, parse=parse, make=experiment)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

@@ -11,9 +11,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from bench.reproduce._commands import run
+from bench.reproduce._commands import run, tabled
 from bench.reproduce.programs import table
 from mafrt.core.errors import ConfigError
 from mafrt.scripts import train
@@ -58,18 +59,12 @@ def trained(args: argparse.Namespace, environment: Path, seed: int) -> dict[str,
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = parse(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    results = {each.stem: [trained(args, each, seed) for seed in args.seeds] for each in args.environments}
-    text = table(results)
-    (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text}\n\nThe table is in {args.output}/table.md, the runs beside it.")
-    return 0
+def experiment(args: argparse.Namespace) -> str:
+    return table({each.stem: [trained(args, each, seed) for seed in args.seeds] for each in args.environments})
+
+
+main = partial(tabled, parse=parse, make=experiment)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))

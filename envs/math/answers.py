@@ -371,7 +371,6 @@ def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
         if excluded[0] != others[0]:
             return None
         given, reference = excluded[1], others[1]
-    given, reference = given.removeprefix("="), reference.removeprefix("=")
     given, reference = _as_matrix(given, reference), _as_matrix(reference, given)
     if _OF_Y.match(given) or _OF_Y.match(reference):  # y = 2x for f(x) = 2x
         given, reference = (re.sub(r"^f\(x\)(?=\s*=)", "y", text) for text in (given, reference))

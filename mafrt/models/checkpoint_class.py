@@ -67,11 +67,11 @@ def read_config(name: str, path: str) -> dict[str, Any]:
 
     try:
         local = not permission.is_ours(name)
-        found: dict[str, Any] = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
+        found: Any = PretrainedConfig.get_config_dict(path, local_files_only=local)[0]
     except (OSError, ValueError, RecursionError):
         return {}
     except TypeError:  # of versions of transformers before 5.19
-        found = []  # type: ignore[assignment]
+        found = None
     if not isinstance(found, dict):
         raise ModelError(f"the model {name!r} has a config.json that is no JSON object; take another copy")
     for field, (kind, wanted) in FORMS.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mafrt.core.text import error_line
 from mafrt.models.kv_cache import KVCache, KVLayer, PromptKV
-from mafrt.models.tensors import out_of_memory
+from mafrt.models.out_of_memory import out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase

@@ -1,12 +1,11 @@
 """Tensors from plain numbers, and many small tensors moved, read and looked at together.
 
 `torch.tensor` looks at every number of a list, and takes seven times as long. On a GPU each tensor that is moved or
-read makes the host wait, so several go in one transfer. And what says that there is no memory for them.
+read makes the host wait, so several go in one transfer.
 """
 
 from __future__ import annotations
 
-import traceback
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -49,20 +48,3 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of each, without gradient."""
     return list(torch._foreach_mul(list(tensors), 1.0))  # one call, and the same numbers
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out. Torch's allocator on CUDA has a class of its own; CUDA, its libraries and the CPU's
-    allocator have only messages."""
-    text = str(error)
-    messages = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(message in text for message in messages)
-    )
-
-
-def let_go(error: Exception) -> None:
-    """Free what the calls that raised the error have computed, on a GPU for others too."""
-    traceback.clear_frames(error.__traceback__)
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # what ran out may be memory that torch's own allocator keeps

@@ -27,8 +27,9 @@ from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
+from mafrt.models.out_of_memory import let_go, out_of_memory
 from mafrt.models.precision import NO_FLOAT16
-from mafrt.models.tensors import copies, largest, out_of_memory
+from mafrt.models.tensors import copies, largest
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule, signal_scale
 from mafrt.training.optimizer_steps import make_optimizer_steps
@@ -295,6 +296,7 @@ class Learner:
             except RuntimeError as error:
                 if not out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
                     raise  # a sharded pass is collective: the other processes are inside it and cannot restart
+                let_go(error)
             self._use_less_memory()
         metrics.steps = 1
         # An adapter without turns in the mini-batch must not step: its momentum alone would move it.
@@ -313,8 +315,6 @@ class Learner:
 
     def _use_less_memory(self) -> None:
         """Halve the micro-batches: a gradient is a sum over turns, so theirs is the same."""
-        if self.base.device.type == "cuda":
-            torch.cuda.empty_cache()  # what ran out may be memory that torch's own allocator keeps
         self.micro_batch_tokens //= 2
         log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
 

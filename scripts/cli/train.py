@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config import permission
 from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.core.distributed import Processes, started
 from mafrt.core.errors import ConfigError
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from mafrt.storage.load_path import LoadSource
 
 NOT_REPEATED = frozenset(
-    {"run_dir", "set_aside", "accept_changes"} | {name for name in vars(ScaleSettings()) if name.startswith("ray")}
+    {*permission.OF_A_CALL, "accept_changes"} | {name for name in vars(ScaleSettings()) if name.startswith("ray")}
 )
 """Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
 

@@ -167,7 +167,7 @@ class EngineQueue:
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         """Give callers the error. Where memory ran out, those who have heard nothing yet wait for half as many rows."""
-        from mafrt.models.tensors import let_go, out_of_memory
+        from mafrt.models.out_of_memory import let_go, out_of_memory
 
         again: list[Job] = []
         if out_of_memory(error):

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mafrt.models.tensors import integers, let_go, moved, out_of_memory
+from mafrt.models.out_of_memory import let_go, out_of_memory
+from mafrt.models.tensors import integers, moved
 from mafrt.scripts.tinker_server.adam import Moments, adamw, joined, write
 from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Shape
 from mafrt.scripts.tinker_server.limits import refused

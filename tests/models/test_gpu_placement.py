@@ -32,8 +32,8 @@ from mafrt.models import pretrained
 from mafrt.models.compute import Compute
 from mafrt.models.gpu.compute import GpuCompute
 from mafrt.models.memory_estimate import model_shape
+from mafrt.models.out_of_memory import out_of_memory
 from mafrt.models.shared_base import SharedBase
-from mafrt.models.tensors import out_of_memory
 from mafrt.runners import build
 from mafrt.runners.micro_batch import free_bytes
 from mafrt.scripts import chat, evaluate, info, serve_team, train_math, train_sft

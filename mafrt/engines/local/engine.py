@@ -17,8 +17,8 @@ from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.decoder import DecodeModel
+from mafrt.models.out_of_memory import let_go, out_of_memory
 from mafrt.models.state_prompts import StatePrompts
-from mafrt.models.tensors import let_go, out_of_memory
 
 if TYPE_CHECKING:
     from mafrt.engines.local.grammar import Grammar, Grammars
