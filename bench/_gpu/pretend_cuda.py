@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 from unittest import mock
@@ -33,6 +34,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
+import mafrt
+import mafrt.runners
 from bench._gpu import fused_kernels, streams
 from bench._gpu.streams import Stream, Streams
 from mafrt.models.gpu.graphs import Recorder
@@ -40,6 +43,8 @@ from mafrt.models.gpu.graphs import Recorder
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 
+# As they lie on the disk: the folder of a checkout may be called mafrt too.
+OURS = tuple(f"{Path(package.__path__[0])}/" for package in (mafrt, mafrt.runners))
 OWN = (__file__, fused_kernels.__file__, streams.__file__)
 COPIES = ("_to_copy", "copy_")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
@@ -472,7 +477,7 @@ class PretendCuda(TorchDispatchMode):
         while frame is not None:
             name = frame.f_code.co_filename
             if "site-packages" not in name and name not in OWN:
-                if "/mafrt/" in name or "/runners/" in name:
+                if name.startswith(OURS):
                     return (
                         f"{name.rsplit('/', 2)[-2]}/{name.rsplit('/', 1)[-1]}:{frame.f_lineno} {frame.f_code.co_name}"
                     )
